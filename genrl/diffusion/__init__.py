@@ -1,0 +1,62 @@
+"""The SDE/ODE layer: paths, kernels, transitions, schedules and samplers. No model, reward or trainer in sight."""
+
+from genrl.diffusion.batch import index_batch, repeat_batch
+from genrl.diffusion.kernels import (
+    CPS,
+    DDIM,
+    KERNELS,
+    SAGE,
+    Consistency,
+    DanceSDE,
+    Euler,
+    FlowSDE,
+    Kernel,
+    PathKernel,
+    Renoise,
+)
+from genrl.diffusion.paths import Path, RectifiedFlow, VariancePreserving
+from genrl.diffusion.sampler import Sampler, Step, StepNoise, Trajectory, VelocityFn
+from genrl.diffusion.schedule import Schedule
+from genrl.diffusion.transition import (
+    DeterministicTransitionError,
+    GaussianTransition,
+    NonFiniteError,
+    Reduction,
+    reduce_elements,
+)
+from genrl.diffusion.windows import AllSteps, FixedWindow, RandomWindow, SlidingWindow, Window
+
+__all__ = [
+    "CPS",
+    "DDIM",
+    "KERNELS",
+    "SAGE",
+    "AllSteps",
+    "Consistency",
+    "DanceSDE",
+    "DeterministicTransitionError",
+    "Euler",
+    "FixedWindow",
+    "FlowSDE",
+    "GaussianTransition",
+    "Kernel",
+    "NonFiniteError",
+    "Path",
+    "PathKernel",
+    "RandomWindow",
+    "RectifiedFlow",
+    "Reduction",
+    "Renoise",
+    "Sampler",
+    "Schedule",
+    "SlidingWindow",
+    "Step",
+    "StepNoise",
+    "Trajectory",
+    "VariancePreserving",
+    "VelocityFn",
+    "Window",
+    "index_batch",
+    "reduce_elements",
+    "repeat_batch",
+]

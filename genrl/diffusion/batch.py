@@ -21,3 +21,14 @@ def index_batch(tree: Any, index: Tensor | slice) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(index_batch(value, index) for value in tree)
     return tree
+
+
+def repeat_batch(tree: Any, times: int) -> Any:
+    """Stack every tensor ``times`` times along its first dimension: rows 0..B-1, 0..B-1, ..."""
+    if isinstance(tree, Tensor):
+        return tree.repeat((times,) + (1,) * (tree.dim() - 1))
+    if isinstance(tree, dict):
+        return {key: repeat_batch(value, times) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(repeat_batch(value, times) for value in tree)
+    return tree

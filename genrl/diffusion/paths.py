@@ -13,6 +13,7 @@ Every path is linear in (x, v), so it is described by two pairs of numbers per t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
 import torch
@@ -24,7 +25,9 @@ _PREDICTIONS = ("velocity", "epsilon", "sample", "v_prediction")
 
 def expand_like(coefficient: Tensor, x: Tensor) -> Tensor:
     """Append singleton dimensions to a coefficient of shape [] or [B] so that it broadcasts against x [B, ...]."""
-    return coefficient.reshape(coefficient.shape + (1,) * (x.dim() - coefficient.dim())) if coefficient.dim() else coefficient
+    if coefficient.dim() == 0:
+        return coefficient
+    return coefficient.reshape(coefficient.shape + (1,) * (x.dim() - coefficient.dim()))
 
 
 class Path(Protocol):
@@ -53,17 +56,20 @@ class Path(Protocol):
     def interpolate(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor: ...
 
 
-class _LinearPath:
+class _LinearPath(ABC):
     """What follows from A, B and the prediction coefficients alone."""
 
+    @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define alpha(t)")
+        ...
 
+    @abstractmethod
     def beta(self, t: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define beta(t)")
+        ...
 
+    @abstractmethod
     def prediction_coefficients(self, t: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        raise NotImplementedError(f"{type(self).__name__} must define prediction_coefficients(t)")
+        ...
 
     def x0_eps(self, x: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Split a network output into (x0_hat, eps_hat), both [B, ...]; t is [] or [B]."""
@@ -107,8 +113,9 @@ class _LinearPath:
         norm = a * a + b * b
         return self.velocity((a * x - b * prediction) / norm, (b * x + a * prediction) / norm, t)
 
+    @abstractmethod
     def velocity(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define velocity(x0, eps, t)")
+        ...
 
 
 class RectifiedFlow(_LinearPath):
