@@ -1,0 +1,7 @@
+"""Reinforcement learning of diffusion and flow models: image, video and 3D generators, and one-step robot policies.
+
+Importing `genrl` itself loads nothing; import what you need from `genrl.diffusion` (paths, kernels, the sampler),
+`genrl.objectives`, `genrl.networks`, `genrl.generators`, `genrl.rewards`, `genrl.algorithms`, `genrl.training`.
+"""
+
+__version__ = "0.1.0"

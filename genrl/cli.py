@@ -1,0 +1,301 @@
+"""The command line: `genrl train | sample | evaluate | report | doctor`.
+
+Only the standard library is imported at the top, so that `genrl --help` answers at once; each command imports what it
+needs. Mistakes are answered in a line or two on stderr: exit code 2 for a configuration or command line that cannot be
+used, 1 for a run that failed. `--traceback` or GENRL_DEBUG=1 shows where an error was raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import genrl
+
+Arguments = argparse.Namespace
+
+
+class UsageError(ValueError):
+    """A command line that cannot be carried out; the message says what can."""
+
+
+class Command(NamedTuple):
+    """A subcommand: one line of help, what it adds to its parser, and what it does (returns the exit code)."""
+
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Arguments], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _main_parser()
+    if not given or given[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0
+    if given[0] == "--version":
+        print(f"genrl {genrl.__version__}")
+        return 0
+    name = given[0]
+    if name not in COMMANDS:
+        best = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean 'genrl {best[0]}'?" if best else f"commands: {', '.join(COMMANDS)}"
+        return _fail(f"unknown command {name!r}; {hint}", 2)
+    command = COMMANDS[name]
+    sub = argparse.ArgumentParser(prog=f"genrl {name}", description=command.help, add_help=name != "train")
+    command.configure(sub)
+    sub.add_argument("--traceback", action="store_true", help="on an error, show where it was raised")
+    try:
+        options = sub.parse_intermixed_args(given[1:])
+    except SystemExit as stop:  # argparse has printed the help (0) or what it could not read (2)
+        return int(stop.code or 0)
+    return _guarded(command, options, sub)
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
+    return argparse.ArgumentParser(
+        prog="genrl",
+        usage="genrl COMMAND ...",
+        description=(genrl.__doc__ or "").split("\n")[0],
+        epilog=f"commands:\n{lines}\n\n'genrl COMMAND --help' explains a command; "
+        "'genrl train CONFIG --help' lists every key of a configuration.\n'genrl --version' prints the version.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _guarded(command: Command, options: Arguments, parser: argparse.ArgumentParser) -> int:
+    options.parser = parser
+    debug = options.traceback or os.environ.get("GENRL_DEBUG", "0") not in ("", "0")
+    _quieten_dependencies()
+    if os.getcwd() not in sys.path:  # a user's own rewards and models lie beside the configuration
+        sys.path.append(os.getcwd())
+    try:
+        return command.run(options)
+    except KeyboardInterrupt:
+        return _fail("stopped before anything was saved", 130)
+    except BrokenPipeError:  # `genrl ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        if debug:
+            raise
+        usage = type(error).__name__ in ("ConfigError", "UsageError")  # by name: config.py may not be loaded
+        return _fail(str(error) or type(error).__name__, 2 if usage else 1)
+
+
+def _fail(message: str, code: int) -> int:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("genrl:", style="bold red", end=" ")
+    console.print(message, style="red", markup=False)
+    if code == 1:
+        console.print("(--traceback shows where)", style="dim", markup=False)
+    return code
+
+
+def _quieten_dependencies() -> None:
+    """Silence what dependencies say about their own future; warnings about this run stay."""
+    packages = r"(torch|torchvision|accelerate|diffusers|transformers|peft|huggingface_hub|tensorboard|sklearn)(\.|$)"
+    for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning, SyntaxWarning):
+        warnings.filterwarnings("ignore", category=category, module=packages)
+    warnings.filterwarnings("ignore", message=".*pynvml package is deprecated.*")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
+
+
+# ---------------------------------------------------------------------------------------------------- train
+
+
+def _configure_train(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "genrl train CONFIG [key=value ...] [--dry-run] [--resume auto|never|require]"
+    parser.epilog = "'genrl train CONFIG --help' lists every key that can be set."
+    parser.add_argument("config", nargs="?", help="YAML file, see configs/")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="changes, e.g. trainer.iterations=10 algorithm.kernel.noise_level=0.5",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="build everything, print sizes and costs, train nothing")
+    parser.add_argument(
+        "--resume",
+        choices=("auto", "never", "require"),
+        default="auto",
+        help="go on from the last checkpoint in run_dir: if there is one, never, or fail without one (default: auto)",
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="this text, or with CONFIG all keys of that file")
+
+
+def _train(options: Arguments) -> int:
+    if options.config is None:
+        options.parser.print_help()
+        return 0 if options.help else 2
+    from genrl.config import build, load_config
+
+    config = load_config(options.config, options.overrides)
+    if options.help:
+        options.parser.print_usage()
+        _print_keys(config)
+        return 0
+    from genrl.training import Loop
+
+    loop = Loop(**build(config), config=config.raw)
+    if options.dry_run:
+        _print_table(loop.dry_run(), f"{config.raw['name']}: dry run, nothing was trained")
+        return 0
+    loop.run(resume=options.resume)
+    return 0
+
+
+def _print_keys(config: Any) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from genrl.config import listing
+    from genrl.signatures import REQUIRED, type_name
+
+    table = Table(box=None, pad_edge=False, title_justify="left", title=f"Keys of {config.source}, as key=value")
+    for heading, ratio in (("key", None), ("value", None), ("type", None), ("meaning", 1)):
+        table.add_column(heading, overflow="fold", ratio=ratio)
+    for key, parameter, value in listing(config):
+        part = isinstance(value, dict)
+        shown = value.get("class_path", "") if part else "(required)" if value is REQUIRED else _shown(value)
+        default = "" if part or parameter.default in (REQUIRED, value) else f" (default: {_shown(parameter.default)})"
+        table.add_row(*map(escape, (key, shown, type_name(parameter.hint), parameter.help + default)))
+    _console(140).print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _print_table(values: dict[str, Any], title: str) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, title=escape(title), title_justify="left", pad_edge=False)
+    for key, value in _flat(values):
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        table.add_row(escape(key), escape(f"{value:.4g}" if isinstance(value, float) else text))
+    _console(100).print(table)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        rows += _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return rows
+
+
+def _console(width: int) -> Any:
+    """Where the output is no terminal, wide enough for a table; lines are never cut at 80 columns in a file."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)
+
+
+# ---------------------------------------------------------------------------------------------------- the others
+
+
+def _configure_sample(parser: argparse.ArgumentParser) -> None:
+    _configure_run(parser)
+    _add_checkpoint(parser)
+    parser.add_argument("--prompt", action="append", dest="prompts", metavar="TEXT", help="may be given several times")
+    parser.add_argument("-n", type=int, default=8, help="samples for each prompt (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="fixes the noise (default: 0)")
+    parser.add_argument("--out", metavar="PATH", help="folder for the images (default: RUN/samples/sampled)")
+
+
+def _sample(options: Arguments) -> int:
+    run_dir = _run_dir(options.run)
+    if options.n < 1:
+        raise UsageError(f"-n {options.n}: at least one sample for each prompt is needed")
+    from genrl.training.evaluation import sample_run
+
+    out = sample_run(
+        run_dir,
+        prompts=options.prompts,
+        n=options.n,
+        out=options.out,
+        checkpoint=options.checkpoint,
+        seed=options.seed,
+    )
+    print(f"samples: {out}")
+    return 0
+
+
+def _configure_evaluate(parser: argparse.ArgumentParser) -> None:
+    _configure_run(parser)
+    _add_checkpoint(parser)
+
+
+def _evaluate(options: Arguments) -> int:
+    run_dir = _run_dir(options.run)
+    from genrl.training.evaluation import evaluate_run
+
+    metrics = evaluate_run(run_dir, checkpoint=options.checkpoint)
+    _print_table(metrics, f"{run_dir}, checkpoint {options.checkpoint}")
+    return 0
+
+
+def _configure_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run directory, the run_dir of a configuration")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="best|last|step-N", help="which weights (default: best)"
+    )
+
+
+def _report(options: Arguments) -> int:
+    run_dir = _run_dir(options.run)
+    from genrl.report import write_report
+
+    print(f"report: {write_report(run_dir)}")
+    return 0
+
+
+def _run_dir(text: str) -> Any:
+    from pathlib import Path
+
+    folder = Path(text)
+    if (folder / "config.yaml").is_file():
+        return folder
+    runs = sorted(str(path.parent) for root in {folder.parent, Path("runs")} for path in root.glob("*/config.yaml"))
+    known = f"runs here: {', '.join(runs)}" if runs else "'genrl train CONFIG' makes one"
+    problem = "has no config.yaml, so it is no run directory" if folder.exists() else "does not exist"
+    raise UsageError(f"run directory {text} {problem}; {known}")
+
+
+def _doctor(options: Arguments) -> int:
+    from genrl.doctor import run
+
+    return run()
+
+
+COMMANDS = {
+    "train": Command("fine-tune a generator as a configuration file says", _configure_train, _train),
+    "sample": Command("draw samples from a run's checkpoint", _configure_sample, _sample),
+    "evaluate": Command("measure a run's checkpoint on the held-out prompts", _configure_evaluate, _evaluate),
+    "report": Command("write the HTML report of a run", _configure_run, _report),
+    "doctor": Command("show versions, devices and what is missing", lambda parser: None, _doctor),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

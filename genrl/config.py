@@ -1,0 +1,416 @@
+"""Configuration files: YAML in, checked and complete dictionaries, built parts out.
+
+A part is a mapping of `class_path` (any importable class or function, also the user's own) and `init_args`; parts nest.
+Every name is checked against the signature of its class and every value against its type hint, so that a mistake is
+answered before anything runs. `base: other.yaml` (relative to the file) starts from another file.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from genrl.parts import UNWRITABLE, ConfigError, contains_part, import_object, is_import_path, to_plain
+from genrl.signatures import (
+    REQUIRED,
+    Parameter,
+    check_value,
+    item_hint,
+    lacks_protocol,
+    parameters,
+    part_types,
+    settings_type,
+    type_name,
+    union_members,
+)
+
+
+class Part(Protocol):
+    """A value that must be given as `class_path` and `init_args`, of any class."""
+
+
+SETTINGS = {"trainer": "TrainerSettings", "evaluation": "EvaluationSettings"}
+PROTOCOLS = {"generator": "genrl.generators.base.Generator", "reward": "genrl.rewards.base.Reward"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A complete configuration: `raw` holds every key with its value, defaults included, as plain YAML types."""
+
+    raw: dict[str, Any]
+    source: Path = dataclasses.field(default=Path("config.yaml"), compare=False)
+
+    @property
+    def text(self) -> str:
+        """The configuration as YAML, loadable by `load_config`."""
+        return yaml.safe_dump(self.raw, sort_keys=False, allow_unicode=True, width=120)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read, merge, check and complete a configuration file.
+
+    Args:
+        path: a YAML file; its key `base` names files to start from.
+        overrides: `key=value` with dotted keys; `init_args` may be left out (`algorithm.kernel.noise_level=0.5`).
+
+    Raises:
+        ConfigError: no such file, unknown key or class, wrong type, missing argument.
+    """
+    path = Path(path)
+    tree = _read(path)
+    for text in overrides:
+        _override(tree, text)
+    raw = _Completer(path, [text.partition("=")[0] for text in overrides], tree).top_level()
+    return Config(raw, path)
+
+
+def save(config: Config | Mapping[str, Any], path: str | Path) -> None:
+    """Write the complete configuration; `load_config` of that file gives an equal one."""
+    config = config if isinstance(config, Config) else Config(dict(config))
+    Path(path).write_text("# Complete configuration of a run, written by genrl.\n" + config.text, encoding="utf-8")
+
+
+def build(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `genrl.training.Loop`, except `config`: parts and settings are instances, the rest plain values.
+
+    Raises:
+        ConfigError: the constructor of a part refused its arguments.
+    """
+    raw = config.raw if isinstance(config, Config) else config
+    hints = {name: parameter.hint for name, parameter in top_level(raw.get("name", "run")).items()}
+    return {name: _build(value, hints.get(name, Any), name) for name, value in raw.items()}
+
+
+def top_level(name: str) -> dict[str, Parameter]:
+    """The keys of a configuration file."""
+    settings = importlib.import_module("genrl.training.settings")
+    found = [
+        Parameter("name", str, name, "names the run in reports; the file's name if not given"),
+        Parameter("run_dir", str, f"runs/{name}", "everything that the run writes goes here"),
+        Parameter("seed", int, 0, "fixes every random draw of the run"),
+        Parameter("generator", _protocol("generator"), help="the model that is fine-tuned"),
+        Parameter("prompts", Part, help="prompts to train on and held-out prompts to evaluate on"),
+        Parameter("reward", _protocol("reward"), help="what is made larger"),
+        Parameter("algorithm", Part, help="how rewards change the model"),
+    ]
+    for key, kind in SETTINGS.items():
+        cls = getattr(settings, kind)
+        found.append(Parameter(key, cls, {}, (cls.__doc__ or "").strip().split("\n")[0]))
+    return {parameter.name: parameter for parameter in found}
+
+
+def listing(config: Config) -> Iterator[tuple[str, Parameter, Any]]:
+    """Every key that can be set, in short dotted form, with its parameter and its present value."""
+    yield from _listing(config.raw, top_level(config.raw["name"]), "")
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: 1e-3 is a number (YAML 1.1 wants 1.0e-3), and a key given twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key_node.value!r} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(
+            f"{origin}{place}: {getattr(error, 'problem', None) or error}; this is not valid YAML"
+        ) from error
+
+
+def _read(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in including:
+        raise ConfigError(f"{path} includes itself through `base`; remove one of the `base` keys")
+    if not path.is_file():
+        raise ConfigError(_missing_file(path))
+    tree = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"{path} holds {type(tree).__name__}, not a mapping of keys such as `generator:` and `trainer:`"
+        )
+    bases = tree.pop("base", None) or []
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = _merge(merged, _read(path.parent / base, (*including, path.resolve())))
+    if merged and "name" not in tree:  # a file that extends another is another experiment
+        merged.pop("name", None)
+    if merged and "run_dir" not in tree:
+        merged.pop("run_dir", None)
+    return _merge(merged, tree)
+
+
+def _missing_file(path: Path) -> str:
+    folder = next((p for p in (path.parent, *path.parent.parents) if p.is_dir()), Path("."))
+    nearby = sorted(str(p) for p in (*folder.glob("*.y*ml"), *Path("configs").glob("*.y*ml")))
+    if not nearby:
+        return f"no configuration file {path}; there is no YAML file in {folder.resolve()} either"
+    best = difflib.get_close_matches(str(path), nearby, 1, 0.7)
+    hint = f"did you mean {best[0]}? " if best else ""
+    return f"no configuration file {path}; {hint}there are: {', '.join(dict.fromkeys(nearby))}"
+
+
+def _merge(base: Any, change: Any) -> Any:
+    """`change` over `base`, key by key; a part of another class takes nothing from the part that it replaces."""
+    if not isinstance(base, Mapping) or not isinstance(change, Mapping):
+        return copy.deepcopy(change)
+    if change.get("class_path", base.get("class_path")) != base.get("class_path"):
+        return copy.deepcopy(dict(change))
+    merged = dict(base)
+    for key, value in change.items():
+        merged[key] = _merge(base[key], value) if key in base else copy.deepcopy(value)
+    return merged
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, value_text = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"cannot read {text!r}; write key=value, for example trainer.iterations=10")
+    value = _parse_yaml(value_text, f"{text!r}:") if value_text else ""
+    node: Any = tree
+    *path, last = key.split(".")
+    for name in path:
+        node = _enter(node, name)
+        child = node[int(name)] if isinstance(node, list) else node.get(name)
+        if child is None or isinstance(child, str):  # not there yet, or a part written as its class path only
+            child = {"class_path": child} if isinstance(child, str) else {}
+            node[name] = child
+        if not isinstance(child, (dict, list)):
+            raise ConfigError(f"{key!r} cannot be set: {name!r} is {child!r}, which has no keys")
+        node = child
+    node = _enter(node, last)
+    if last == "class_path" and node.get("class_path") != value:
+        node.pop("init_args", None)
+    node[int(last) if isinstance(node, list) else last] = value
+
+
+def _enter(node: Any, name: str) -> Any:
+    """Where `name` is stored: in a part, its init_args, which the short form of a key leaves out."""
+    if isinstance(node, list):
+        if not name.isdigit() or int(name) >= len(node):
+            raise ConfigError(f"{name!r} is no position in a list of {len(node)} items")
+        return node
+    if "class_path" in node and name not in ("class_path", "init_args"):
+        if node.get("init_args") is None:
+            node["init_args"] = {}
+        return node["init_args"]
+    return node
+
+
+# ---------------------------------------------------------------------------------------------------- checking
+
+
+class _Completer:
+    """Checks a tree of plain values and fills in defaults; `tree` and `overrides` only serve the error messages."""
+
+    def __init__(self, source: Path, overrides: Sequence[str], tree: dict[str, Any]) -> None:
+        self.source = source
+        self.overrides = [key.replace(".init_args", "") for key in overrides]
+        self.tree = tree
+
+    def place(self, where: str) -> str:
+        given = any(key == where or key.startswith(where + ".") for key in self.overrides)
+        return "on the command line" if given else f"in {self.source}"
+
+    def top_level(self) -> dict[str, Any]:
+        name = self.tree.get("name")
+        known = top_level(name if isinstance(name, str) else self.source.stem)
+        return self.arguments(known, False, self.tree, "")
+
+    def arguments(
+        self, known: dict[str, Parameter], takes_any: bool, given: Mapping[str, Any], where: str, owner: str = ""
+    ) -> dict[str, Any]:
+        for name in given:
+            if name not in known and not takes_any:
+                raise ConfigError(self.unknown(str(name), known, where))
+        missing = [p.name for p in known.values() if p.default is REQUIRED and p.name not in given]
+        if missing:
+            keys = ", ".join(repr(_join(where, name)) for name in missing)
+            raise ConfigError(f"missing {keys} in {self.source}{owner and f' (argument of {owner})'}")
+        complete = {}
+        for parameter in known.values():
+            key = _join(where, parameter.name)
+            value = given[parameter.name] if parameter.name in given else to_plain(parameter.default)
+            if parameter.name in given or isinstance(value, dict):
+                complete[parameter.name] = self.value(value, parameter, key)
+            elif value is not UNWRITABLE:
+                complete[parameter.name] = value
+        extra = {k: self.value(v, Parameter(k), _join(where, k)) for k, v in given.items() if k not in known}
+        return complete | extra
+
+    def value(self, value: Any, parameter: Parameter, where: str) -> Any:
+        hint, default = parameter.hint, parameter.default
+        if isinstance(value, str) and is_import_path(value) and _wants_part(hint):
+            value = {"class_path": value}
+        if isinstance(value, Mapping):
+            return self.mapping(value, parameter, where)
+        if isinstance(value, (list, tuple)) and contains_part(value):
+            return [self.value(v, Parameter("", item_hint(hint, i)), f"{where}.{i}") for i, v in enumerate(value)]
+        if value is None and default is None:  # `x: int = None` is common
+            return None
+        try:
+            return to_plain(check_value(value, hint), keep=value)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} = {value!r} {self.place(where)} is a {_kind(value)}; expected {type_name(hint)}"
+            ) from error
+
+    def mapping(self, value: Mapping[str, Any], parameter: Parameter, where: str) -> Any:
+        if "class_path" in value:
+            return self.part(value, parameter.hint, where)
+        default = to_plain(parameter.default)
+        if isinstance(default, dict) and "class_path" in default:  # some arguments of the default part
+            return self.part(_merge(default, {"init_args": dict(value)}), parameter.hint, where)
+        settings = settings_type(parameter.hint)
+        if settings is not None:
+            return self.arguments(*parameters(settings), value, where, settings.__name__)
+        if (
+            part_types(parameter.hint)
+            and dict not in union_members(parameter.hint)
+            and item_hint(parameter.hint) is Any
+        ):
+            raise ConfigError(f"{where} {self.place(where)} needs a class_path; expected {type_name(parameter.hint)}")
+        if contains_part(value) or item_hint(parameter.hint) is Any or part_types(item_hint(parameter.hint)):
+            inner = item_hint(parameter.hint)
+            return {str(k): self.value(v, Parameter(str(k), inner), _join(where, str(k))) for k, v in value.items()}
+        try:
+            return to_plain(check_value(dict(value), parameter.hint), keep=value)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} = {dict(value)!r} {self.place(where)}; expected {type_name(parameter.hint)}"
+            ) from error
+
+    def part(self, value: Mapping[str, Any], hint: Any, where: str) -> dict[str, Any]:
+        others = [str(key) for key in value if key not in ("class_path", "init_args")]
+        if others:
+            raise ConfigError(
+                f"{where} {self.place(where)} has {', '.join(map(repr, others))} beside class_path; "
+                "arguments of the class go below init_args"
+            )
+        factory = import_object(value["class_path"], f"{where} {self.place(where)}")
+        wanted = lacks_protocol(factory, hint)
+        if wanted:
+            raise ConfigError(f"{where} {self.place(where)} is {value['class_path']}; expected {wanted}")
+        given = value.get("init_args") or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where}.init_args {self.place(where)} is {given!r}; expected a mapping of arguments")
+        known, takes_any = parameters(factory)
+        arguments = self.arguments(known, takes_any, given, where, value["class_path"].rpartition(".")[2])
+        return {"class_path": value["class_path"], "init_args": arguments}
+
+    def unknown(self, name: str, known: Mapping[str, Parameter], where: str) -> str:
+        key = _join(where, name)
+        best = difflib.get_close_matches(name, known, 1, 0.6)
+        if best:
+            hint = f"did you mean {_join(where, best[0])!r}?"
+        else:
+            everywhere = {
+                k: k.rpartition(".")[2] for k, _, _ in _listing(self.tree, top_level("run"), "", strict=False)
+            }
+            close = difflib.get_close_matches(name, everywhere.values(), 1, 0.8)
+            elsewhere = [k for k, last in everywhere.items() if close and last == close[0]]
+            allowed = f"allowed here: {', '.join(known) or 'nothing'}"
+            hint = f"did you mean {elsewhere[0]!r}? ({allowed})" if elsewhere else allowed
+        return f"unknown key {key!r} {self.place(key)}; {hint}"
+
+
+def _listing(
+    tree: Mapping[str, Any], known: Mapping[str, Parameter], where: str, strict: bool = True
+) -> Iterator[tuple[str, Parameter, Any]]:
+    for parameter in known.values():
+        value = tree.get(parameter.name, parameter.default)
+        key = _join(where, parameter.name)
+        yield key, parameter, value
+        yield from _listing_inside(value, parameter.hint, key, strict)
+
+
+def _listing_inside(value: Any, hint: Any, key: str, strict: bool) -> Iterator[tuple[str, Parameter, Any]]:
+    if not isinstance(value, Mapping):
+        return
+    settings = settings_type(hint)
+    if "class_path" in value:
+        try:
+            known, _ = parameters(import_object(value["class_path"], key))
+        except ConfigError:
+            if strict:
+                raise
+            return
+        yield from _listing(value.get("init_args") or {}, known, key, strict)
+    elif settings is not None:
+        yield from _listing(value, parameters(settings)[0], key, strict)
+    else:
+        for name, item in value.items():
+            if contains_part(item):
+                yield _join(key, str(name)), Parameter(str(name), item_hint(hint)), item
+                yield from _listing_inside(item, item_hint(hint), _join(key, str(name)), strict)
+
+
+# ---------------------------------------------------------------------------------------------------- building
+
+
+def _protocol(part: str) -> Any:
+    module, _, name = PROTOCOLS[part].rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return Part
+
+
+def _build(value: Any, hint: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        factory = settings_type(hint)
+        given: Mapping[str, Any] = value
+        if "class_path" in value:
+            factory, given = import_object(value["class_path"], where), value.get("init_args") or {}
+        if factory is not None:
+            hints = {name: parameter.hint for name, parameter in parameters(factory)[0].items()}
+            arguments = {name: _build(v, hints.get(name, Any), _join(where, name)) for name, v in given.items()}
+            try:
+                return factory(**arguments)
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{where}: {error}") from error
+        if contains_part(value):
+            return {name: _build(v, item_hint(hint), _join(where, name)) for name, v in value.items()}
+    elif isinstance(value, list) and contains_part(value):
+        items = [_build(v, item_hint(hint, i), f"{where}.{i}") for i, v in enumerate(value)]
+        return tuple(items) if tuple in (getattr(m, "__origin__", m) for m in union_members(hint)) else items
+    return value if value is None else check_value(copy.deepcopy(value), hint)
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _wants_part(hint: Any) -> bool:
+    members = union_members(hint)
+    return str not in members and Path not in members and bool(part_types(hint))
+
+
+def _kind(value: Any) -> str:
+    return {"str": "string", "bool": "boolean", "dict": "mapping"}.get(type(value).__name__, type(value).__name__)
