@@ -7,21 +7,27 @@ from .check import check_reward
 from .classifier import DigitJudge, DigitProxy
 from .compose import Compose, as_compose
 from .compressibility import Incompressibility, JPEGCompressibility
+from .diversity import DigitSpread, PairwiseDiversity, image_statistics
 from .function import FunctionReward
+from .ocr import OCRReward
 
 __all__ = [
     "Compose",
     "DigitJudge",
     "DigitProxy",
+    "DigitSpread",
     "FunctionReward",
     "Incompressibility",
     "JPEGCompressibility",
+    "OCRReward",
+    "PairwiseDiversity",
     "Reward",
     "RewardError",
     "SetMetric",
     "as_compose",
     "check_media",
     "check_reward",
+    "image_statistics",
     "reward_name",
     "score",
 ]
