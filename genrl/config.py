@@ -326,17 +326,11 @@ class _Completer:
 
     def unknown(self, name: str, known: Mapping[str, Parameter], where: str) -> str:
         key = _join(where, name)
-        best = difflib.get_close_matches(name, known, 1, 0.6)
-        if best:
-            hint = f"did you mean {_join(where, best[0])!r}?"
-        else:
-            everywhere = {
-                k: k.rpartition(".")[2] for k, _, _ in _listing(self.tree, top_level("run"), "", strict=False)
-            }
-            close = difflib.get_close_matches(name, everywhere.values(), 1, 0.8)
-            elsewhere = [k for k, last in everywhere.items() if close and last == close[0]]
-            allowed = f"allowed here: {', '.join(known) or 'nothing'}"
-            hint = f"did you mean {elsewhere[0]!r}? ({allowed})" if elsewhere else allowed
+        everywhere = [k for k, _, _ in _listing(self.tree, top_level("run"), "", strict=False)]
+        same = [k for k in everywhere if k.rpartition(".")[2] == name]
+        near = [_join(where, best) for best in difflib.get_close_matches(name, known, 1, 0.6)]
+        best = (same or near or difflib.get_close_matches(key, everywhere, 1, 0.8) or [None])[0]
+        hint = f"did you mean {best!r}?" if best else f"allowed here: {', '.join(known) or 'nothing'}"
         return f"unknown key {key!r} {self.place(key)}; {hint}"
 
 
