@@ -40,11 +40,13 @@ def number(value: float) -> str:
     if size == 0:
         return "0"
     if size >= 1e15 or size < 1e-3:
-        digits, power = f"{value:.1e}".split("e")
+        digits, power = f"{value:.2e}".split("e")
         return f"{digits}e{int(power)}".replace("-", "−")
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}".replace("-", "−")
+    if size < 0.01:
+        return f"{value:.3g}".replace("-", "−")
     if size >= 100:
         return f"{value:.0f}".replace("-", "−")
     text = f"{value:.3f}" if size < 1 else f"{value:.2f}"
@@ -137,6 +139,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     gap = high - low
     if gap <= 1e-9 * max(abs(low), abs(high)):
         gap = abs(high) or 1.0
+    gap = max(gap, 1e-99)  # a subnormal span has no usable marks
     bottom, top = low - 0.07 * gap, high + 0.07 * gap
     # Room below zero would suggest that a share or a norm could be negative.
     return (0.0 if low >= 0 and bottom < 0 else bottom), (0.0 if high <= 0 and top > 0 and low < 0 else top)
@@ -145,7 +148,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 def _nice_step(span: float, count: int) -> float:
     raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
 
 
 def _marks(low: float, high: float, step: float) -> list[float]:
@@ -159,13 +162,13 @@ def _x_marks(low: float, high: float, xs: Sequence[float]) -> list[tuple[float, 
 
 
 def _y_axis(low: float, high: float, py: Scale) -> list[str]:
-    step = _nice_step(high - low, 4)
+    step = _nice_step(high - low, 5)
     largest = max(abs(low), abs(high))
-    power = math.floor(math.log10(largest)) if largest < 0.01 or largest >= 1e5 else 0
-    decimals = min(6, max(0, -math.floor(math.log10(step / 10**power) + 1e-9) + (f"{step:.1e}".startswith("2.5"))))
+    power = math.floor(math.log10(largest)) if largest < 0.01 else 0
+    decimals = min(6, max(0, -math.floor(math.log10(step / 10**power) + 1e-9)))
     parts = []
     for y in _marks(low, high, step):
-        text = f"{y / 10**power:.{decimals}f}".replace("-", "−")
+        text = number(y) if largest >= 1e4 else f"{y / 10**power:.{decimals}f}".replace("-", "−")
         kind = "zero" if abs(y) < step / 1e6 else "grid"
         parts.append(_level(kind, py(y)))
         parts.append(_text("tick", LEFT - 6, py(y) + 3.5, text, "end"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from genrl.report.charts import Series, line_chart, number
+from genrl.report.charts import COLOURS, Series, line_chart, number
 from genrl.report.data import NAN, RunData, load_run, mean
 from genrl.report.page import absent, chart_grid, details, page, pairs, section, table, write_page
 from genrl.report.sections import final_cost, wall_seconds
@@ -105,9 +105,11 @@ def _over_seeds(label: str, lines: Sequence[Series], colour: int) -> Series:
     xs = sorted(common or {x for line in lines for x in line.x})
     columns = [dict(zip(line.x, line.y, strict=True)) for line in lines]
     values = [[c[x] for c in columns if math.isfinite(c.get(x, NAN))] for x in xs]
-    low, high = ([pick(v) if v else NAN for v in values] for pick in (min, max))
-    several = len(lines) > 1
-    return Series(label, xs, [mean(v) for v in values], low if several else None, high if several else None, colour)
+    low: list[float] | None = [min(v, default=NAN) for v in values]
+    high: list[float] | None = [max(v, default=NAN) for v in values]
+    if len(lines) == 1:
+        low, high = None, None
+    return Series(label, xs, [mean(v) for v in values], low, high, colour, dashed=colour >= COLOURS)
 
 
 def _line(method: Method, kind: str, name: str) -> Series:

@@ -137,6 +137,8 @@ class RunData:
                     break
         planned = self.planned_iterations()
         of = f" of {planned}" if planned is not None and word != "finished" else ""
+        if not word and number is None:
+            return "unfinished", "nothing recorded yet (just started, or killed early)"
         where = f"iteration {number}{of}" if number is not None else "before the first record"
         if word == "finished":
             return word, f"finished, {where}" if number is not None else "finished"
@@ -186,10 +188,10 @@ def is_number(value: Any) -> bool:
 
 
 def as_float(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, (int, float)) else NAN
-    except OverflowError:
-        return math.inf
+    """A logged number as a float. What no float32 computation yields counts as infinite, so that axes stay computable."""
+    if not isinstance(value, (int, float)):
+        return NAN
+    return math.copysign(math.inf, value) if abs(value) > 1e99 else float(value)
 
 
 def as_iteration(row: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,8 @@ from genrl.report.views import STEP_AXIS, Table, over_iterations, parts_of_run, 
 
 # (title, metrics with their labels) of the charts over iterations.
 TRAINING = (
-    ("KL divergence", {"kl/reference": "to the reference", "kl/old": "to the roll-out policy"}),
+    ("KL to the reference", {"kl/reference": "KL to the reference"}),
+    ("KL to the roll-out policy", {"kl/old": "KL to the roll-out policy"}),
     ("Policy loss", {"loss/policy": "policy loss"}),
     ("KL loss", {"loss/kl": "KL loss"}),
     ("Gradient norm", {"grad/norm": "gradient norm, before clipping"}),

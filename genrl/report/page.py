@@ -45,7 +45,9 @@ margin:0 6px 6px 0;overflow-wrap:anywhere}
 .key.dash i{border-top-style:dashed}
 svg{display:block;width:100%;height:auto;font-family:inherit}
 .tick,.axis,.reftext{font-size:10.5px;fill:var(--soft)}.grid{stroke:var(--grid)}.zero{stroke:var(--zero)}
-.ref{stroke:var(--soft);stroke-dasharray:1.5 3.5;stroke-linecap:round}.reftext{font-style:italic}
+.ref{stroke:var(--soft);stroke-dasharray:1.5 3.5;stroke-linecap:round}.reftext{font-style:italic;paint-order:stroke;
+stroke:var(--card);
+stroke-width:3px;stroke-linejoin:round}
 .line{fill:none;stroke:var(--c);stroke-width:1.9;stroke-linejoin:round;stroke-linecap:round}
 .line.dash{stroke-dasharray:5 4}.band{fill:var(--c);opacity:.15}.bar{stroke:var(--c);opacity:.5;stroke-width:1.5}
 .dot{fill:var(--c)}.hit rect{fill:transparent}.hit line{stroke:transparent}.hit:hover line{stroke:var(--zero)}
@@ -71,7 +73,8 @@ ul.list li:last-child{border-bottom:0}.absent{color:var(--soft);font-style:itali
 .split{display:flex;height:26px;border-radius:6px;overflow:hidden;gap:2px;margin:12px 0 8px}
 .split i{display:block;background:var(--c);min-width:2px}
 @media (max-width:520px){main{padding:18px 12px 40px}h1{font-size:1.4rem}.tile b{font-size:1.25rem}
-.tiles{grid-template-columns:1fr 1fr}.chart{padding:10px 8px 8px}.card{padding:2px 10px}th,td{padding:7px 8px}}
+.tiles{grid-template-columns:1fr 1fr}.chart{padding:10px 8px 8px}.card{padding:2px 10px}th,td{padding:7px 8px}
+th,td:first-child,tr.group td{white-space:normal}td small{font-size:.72rem}}
 @media print{body{background:#fff}.chart,.tile,.shot{break-inside:avoid}}
 """ + "".join(f".c{i}{{--c:var(--c{i})}}" for i in range(8))
 

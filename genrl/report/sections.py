@@ -36,9 +36,8 @@ def header(run: RunData) -> str:
 
 def wall_seconds(run: RunData) -> float:
     """Wall time of the run: from summary.json, else the sum of the iterations."""
-    for key in ("wall_seconds", "wall_time", "time/wall"):
-        if key in run.summary:
-            return as_float(run.summary[key])
+    if "wall_seconds" in run.summary:
+        return as_float(run.summary["wall_seconds"])
     spent = [row.get("time/iteration", NAN) for row in run.table("train").values()]
     return math.fsum(value for value in spent if math.isfinite(value)) or NAN
 
@@ -60,7 +59,9 @@ def _tiles(run: RunData) -> str:
         tiles.append((gauge.short, number(last), f"before: {number(first)}"))
     cost, seconds = final_cost(run), wall_seconds(run)
     if math.isfinite(seconds):
-        tiles.append(("wall time", duration(seconds), "all iterations" if not run.summary else "whole run"))
+        tiles.append(
+            ("wall time", duration(seconds), "whole run" if "wall_seconds" in run.summary else "sum of the iterations")
+        )
     if math.isfinite(cost):
         tiles.append(("cost", number(cost), "forward-equivalents"))
     body = "".join(
@@ -111,7 +112,8 @@ def results(run: RunData) -> str:
             key = f"{sampler}/{gauge.name}"
             change = after.get(key, NAN) - before.get(key, NAN)
             sign = "+" if change > 0 else ""
-            cells = [escape(gauge.label), _with_interval(before, key), _with_interval(after, key)]
+            name = f"{escape(gauge.name)}<small>{escape(gauge.meaning)}</small>"
+            cells = [name, _with_interval(before, key), _with_interval(after, key)]
             cells.append(f"{sign}{number(change)}" if math.isfinite(change) else "–")
             rows.append(cells + ([number(real[gauge.name]) if gauge.name in real else "–"] if real else []))
     head = ["", before_name, after_name, "change", *(["real data"] if real else [])]

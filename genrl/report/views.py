@@ -29,15 +29,14 @@ class Gauge:
     role: str
 
     @property
-    def label(self) -> str:
+    def meaning(self) -> str:
         if self.role == "spread":
-            text = SPREAD_TEXT.get(self.name.rsplit("_", 1)[-1])
-            return f"{self.name}: {text}" if text else self.name
-        return f"{self.name} ({'proxy reward' if self.role == 'proxy' else 'gauge, not trained on'})"
+            return SPREAD_TEXT.get(self.name.rsplit("_", 1)[-1], "spread")
+        return "proxy: the trained reward" if self.role == "proxy" else "gauge, not trained on"
 
     @property
     def short(self) -> str:
-        return f"{self.name} ({self.role})" if self.role != "spread" else self.label
+        return f"{self.name}: {self.meaning}" if self.role == "spread" else f"{self.name} ({self.role})"
 
 
 def reward_names(train: Table) -> list[str]:
