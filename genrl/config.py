@@ -329,8 +329,8 @@ class _Completer:
         everywhere = [k for k, _, _ in _listing(self.tree, top_level("run"), "", strict=False)]
         same = [k for k in everywhere if k.rpartition(".")[2] == name]
         near = [_join(where, best) for best in difflib.get_close_matches(name, known, 1, 0.6)]
-        best = (same or near or difflib.get_close_matches(key, everywhere, 1, 0.8) or [None])[0]
-        hint = f"did you mean {best!r}?" if best else f"allowed here: {', '.join(known) or 'nothing'}"
+        best = same or near or difflib.get_close_matches(key, everywhere, 1, 0.8)
+        hint = f"did you mean {best[0]!r}?" if best else f"allowed here: {', '.join(known) or 'nothing'}"
         return f"unknown key {key!r} {self.place(key)}; {hint}"
 
 
@@ -388,7 +388,8 @@ def _build(value: Any, hint: Any, where: str) -> Any:
             try:
                 return factory(**arguments)
             except (ValueError, TypeError) as error:
-                raise ConfigError(f"{where}: {error}") from error
+                named = str(error).startswith(f"{where}.")
+                raise ConfigError(str(error) if named else f"{where}: {error}") from error
         if contains_part(value):
             return {name: _build(v, item_hint(hint), _join(where, name)) for name, v in value.items()}
     elif isinstance(value, list) and contains_part(value):

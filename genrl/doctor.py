@@ -126,7 +126,7 @@ def launching() -> dict[str, str]:
     if not importlib.util.find_spec("torch"):
         return {}
     return {
-        "processes": "torchrun --nproc_per_node N -m genrl.cli train CONFIG; on GPUs also "
-        "accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml -m genrl.cli train CONFIG "
+        "processes": "torchrun --nproc_per_node N -m genrl train CONFIG; on GPUs also "
+        "accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml -m genrl train CONFIG "
         "(accelerate launch --cpu starts one process only)"
     }
