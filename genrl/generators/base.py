@@ -1,0 +1,152 @@
+"""What a generator is, and the two ways in which its weights can be trainable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from genrl.diffusion.paths import Path
+
+Cond = Any
+Noise = torch.Generator | Callable[[tuple[int, ...]], Tensor] | None
+
+
+class Generator(Protocol):
+    """A model that turns noise and a prompt into media, as the training loop sees it.
+
+    Attributes:
+        path: the probability path of `velocity`.
+        module: the trained network. The loop may replace it by a wrapper (data parallel, autocast), so `velocity`
+            always calls `self.module(...)`.
+        latent_shape: shape of one latent, e.g. (1, 8, 8).
+
+    All modules are in eval mode at all times and nothing drops out, so that a replay equals the rollout.
+    """
+
+    path: Path
+    module: nn.Module
+    latent_shape: tuple[int, ...]
+
+    def prepare(self, device: torch.device | str, progress: bool = True) -> None:
+        """Load or train the base and move it to `device`. Constructors are cheap; the work is here. Idempotent."""
+        ...
+
+    def encode(self, prompts: Sequence[str]) -> Cond:
+        """Condition of the prompts: a nest of tensors with the batch first; ValueError names an unreadable prompt."""
+        ...
+
+    def initial_latents(self, cond: Cond, noise: Noise) -> Tensor:
+        """Noise at t = 1, float32 [B, *latent_shape]."""
+        ...
+
+    def velocity(self, x: Tensor, t: Tensor, cond: Cond) -> Tensor:
+        """The path's velocity, float32 like x [B, ...], at t [B]; guidance included; gradients flow."""
+        ...
+
+    def decode(self, x0: Tensor) -> Tensor:
+        """Media float32 [B, C, H, W] in [0, 1]; gradients flow."""
+        ...
+
+    def trainable(self) -> list[nn.Parameter]: ...
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside it, `velocity` is the frozen starting model, without gradients."""
+        ...
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None: ...
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self: ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trainable parameters only."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+def draw_noise(noise: Noise, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+    """Standard normal float32 noise of `shape` on `device`.
+
+    Args:
+        noise: a generator, whose device decides where the numbers are drawn (a CPU generator gives the same noise for
+            every device); a function of the shape, for noise that belongs to a sample and not to its batch; or None
+            for torch's global generator.
+        shape: the batch first.
+        device: where the result lives.
+    """
+    if isinstance(noise, torch.Generator):
+        return torch.randn(shape, generator=noise, device=noise.device).to(device)
+    if noise is None:
+        return torch.randn(shape, device=device)
+    return noise(shape).to(device, torch.float32)
+
+
+class TrainableWeights:
+    """The trainable parameters of a network and a frozen copy of their start.
+
+    Args:
+        network: the unwrapped network. Parameters that require a gradient now are the trainable ones; wrappers of the
+            network share them, so `reference` works through a wrapper too.
+    """
+
+    def __init__(self, network: nn.Module):
+        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self._start = [p.detach().clone() for p in self.named.values()]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.named.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.named.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        load_strictly(self.named, state)
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Hold the starting values in the parameters, in place, and put the live values back at the end.
+
+        Gradients are off inside. Values are exchanged through `Tensor.data`, which keeps autograd's version counters:
+        a graph made before the block is valid after it, because by then it sees the values that it was made with.
+        """
+        live = [p.detach().clone() for p in self.parameters()]
+        try:
+            self._fill(self._start)
+            with torch.no_grad():
+                yield
+        finally:
+            self._fill(live)
+
+    def _fill(self, values: list[Tensor]) -> None:
+        for p, value in zip(self.parameters(), values, strict=True):
+            p.data.copy_(value)
+
+
+def load_strictly(named: dict[str, nn.Parameter], state: dict[str, Tensor]) -> None:
+    """Copy `state` into the parameters.
+
+    Raises:
+        ValueError: when names or shapes differ; nothing is loaded then.
+    """
+    missing, unknown = sorted(named.keys() - state.keys()), sorted(state.keys() - named.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"the weights do not fit this generator: {len(missing)} missing {missing[:3]}, {len(unknown)} unknown "
+            f"{unknown[:3]}; build the generator with the settings that the weights were trained with"
+        )
+    for name, p in named.items():
+        if p.shape != state[name].shape:
+            raise ValueError(
+                f"{name} has shape {tuple(state[name].shape)} in the given weights and {tuple(p.shape)} in this "
+                "generator; build the generator with the settings that the weights were trained with"
+            )
+    with torch.no_grad():
+        for name, p in named.items():
+            p.copy_(state[name])
