@@ -118,7 +118,7 @@ class DigitJudge:
     """1 if an RBF-SVM reads the prompt's digit, else 0; its mean is an accuracy. For the log only.
 
     Fitted in milliseconds on the gold part (449 real images), which neither the generator nor `DigitProxy` has seen.
-    `Compose` refuses a weight for it. `describe()` gives its accuracy on real images (.983): a generator at that
+    `Compose` refuses a weight for it. `describe()` gives its accuracy on real images (.984): a generator at that
     level is as good as real data, and well above it is being over-optimised.
 
     Args:

@@ -62,7 +62,7 @@ class DigitSpread:
 
 
 def digit_spread(images: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor) -> dict[str, float]:
-    """The three numbers of `DigitSpread` for images [N, C, H, W] in [0, 1] with labels [N], against real ones [M, ...]."""
+    """The numbers of `DigitSpread`: images [N, C, H, W] in [0, 1] with labels [N], against real ones [M, C, H, W]."""
     spread, nearest, recall = [], [], []
     for label in labels.unique():
         ours = images[labels == label].flatten(1).double() * 2 - 1  # [n, D]
