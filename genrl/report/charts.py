@@ -59,6 +59,7 @@ def line_chart(
     *,
     x_label: str = "iteration",
     x_ticks: Sequence[tuple[float, str]] | None = None,
+    descending: bool = False,
     references: Mapping[str, float] | None = None,
     note: str = "",
 ) -> str:
@@ -66,6 +67,7 @@ def line_chart(
 
     Args:
         x_ticks: (position, text) of the marks on the horizontal axis; chosen from the data if not given.
+        descending: the horizontal axis falls from left to right, as t does while a sample is drawn.
         references: horizontal dotted lines with a label, e.g. the value of real data.
         note: a line under the chart.
     """
@@ -87,7 +89,8 @@ def line_chart(
     y_low, y_high = _padded(min(values), max(values))
 
     def px(x: float) -> float:
-        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        share = (x - x_low) / (x_high - x_low)
+        return LEFT + (1 - share if descending else share) * (WIDTH - LEFT - RIGHT)
 
     def py(y: float) -> float:
         return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
@@ -105,7 +108,7 @@ def line_chart(
         parts.append(_band(one, px, py))
     for one in shown:
         parts.append(_line(one, px, py))
-    parts.append(_hover(shown, xs, px, x_label, dict(x_ticks or ())))
+    parts.append(_hover(shown, xs[::-1] if descending else xs, px, x_label, dict(x_ticks or ())))
     return _figure(title, shown, "".join(parts), " ".join(notes))
 
 

@@ -23,7 +23,7 @@ from genrl.report.views import (
     reward_names,
     step_ids,
     step_means,
-    step_ticks,
+    step_times,
 )
 
 SEED = re.compile(r"[-_. /]*(seed|s)[-_=]?\d+$")
@@ -146,19 +146,22 @@ def _cost_line(method: Method, line: Series) -> Series:
 def _steps(methods: list[Method]) -> str:
     charts = []
     for name, title in STEPS.items():
-        lines: list[Series] = []
-        ticks: list[tuple[float, str]] = []
+        lines = []
         for method in methods:
-            per_seed = []
-            for run in method.runs:
-                train = run.table("train")
-                steps = step_ids(train)
-                per_seed.append(Series("", [float(k) for k in steps], step_means(train, steps, name)))
-                ticks = ticks or [(float(steps[int(i)]), text) for i, text in step_ticks(run, steps)]
+            per_seed = [_over_steps(run, name) for run in method.runs]
             lines.append(_over_seeds(method.label, per_seed, method.colour))
-        charts.append(line_chart(title, lines, x_label=STEP_AXIS, x_ticks=ticks))
-    body = chart_grid(charts) or absent("None of the runs recorded ratios by timestep (step_<k>/…).")
+        # A true axis of t: methods may take steps of different number and size.
+        charts.append(line_chart(title, lines, x_label=STEP_AXIS, descending=True))
+    body = chart_grid(charts) or absent("None of the runs recorded ratios by timestep (step_<k>/…) and their t.")
     return section("Ratios by timestep", body, "Averaged over each run.")
+
+
+def _over_steps(run: RunData, name: str) -> Series:
+    train = run.table("train")
+    steps = step_ids(train)
+    values = dict(zip(step_times(run, steps), step_means(train, steps, name), strict=True))
+    points = [(round(t, 6), value) for t, value in values.items() if math.isfinite(t)]
+    return Series("", [t for t, _ in points], [value for _, value in points])
 
 
 def _training(methods: list[Method]) -> str:

@@ -188,7 +188,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_float(value: Any) -> float:
-    """A logged number as a float. What no float32 computation yields counts as infinite, so that axes stay computable."""
+    """A logged number as a float; what exceeds float32 by far counts as infinite, so that axes stay computable."""
     if not isinstance(value, (int, float)):
         return NAN
     return math.copysign(math.inf, value) if abs(value) > 1e99 else float(value)

@@ -106,15 +106,21 @@ def step_ids(train: Table) -> list[int]:
     )
 
 
+def step_times(run: RunData, steps: list[int]) -> list[float]:
+    """t of every step, from the metrics or else from run.json; NaN where it is not known."""
+    known, times = step_means(run.table("train"), steps, "t"), run.run.get("times")
+    if not isinstance(times, list):
+        return known
+    spare = [as_float(times[step]) if step < len(times) else NAN for step in steps]
+    return [t if math.isfinite(t) else other for t, other in zip(known, spare, strict=True)]
+
+
 def step_ticks(run: RunData, steps: list[int]) -> list[tuple[float, str]]:
     """(position, t) of every step; the number of the step where t is not known."""
-    train, times = run.table("train"), run.run.get("times")
-    ticks = []
-    for position, step in enumerate(steps):
-        t = mean(row.get(f"step_{step}/t", NAN) for row in train.values())
-        if not math.isfinite(t) and isinstance(times, list) and step < len(times):
-            t = as_float(times[step])
-        ticks.append((float(position), f"{t:.2f}" if math.isfinite(t) else f"k={step}"))
+    ticks = [
+        (float(position), f"{t:.2f}" if math.isfinite(t) else f"k={step}")
+        for position, (step, t) in enumerate(zip(steps, step_times(run, steps), strict=True))
+    ]
     stride = math.ceil(len(ticks) / 12)
     return ticks[::stride]
 

@@ -53,3 +53,12 @@ def test_extreme_values_give_a_finite_drawing(values):
     html = line_chart("x", [Series("a", list(range(len(values))), values)])
     drawing(html)
     assert "nan" not in html and "inf" not in html
+
+
+def test_descending_axis_runs_from_the_largest_value_on_the_left():
+    svg = drawing(line_chart("x", [Series("a", [1.0, 0.5, 0.2], [0.1, 0.2, 0.3])], x_label="t", descending=True))
+    xs = [float(p.split(",")[0]) for p in svg.find("polyline").get("points").split()]
+    assert xs == sorted(xs) and xs[0] == 46.0
+    first = svg.find("g")
+    assert first.find("title").text.startswith("t: 1\n")
+    assert all(float(rect.get("width")) > 1 for rect in svg.iter("rect"))
