@@ -161,7 +161,8 @@ def _marks(low: float, high: float, step: float) -> list[float]:
 def _x_marks(low: float, high: float, xs: Sequence[float]) -> list[tuple[float, str]]:
     step = _nice_step(high - low, 6)
     whole = all(x == int(x) for x in xs)
-    return [(x, number(x)) for x in _marks(low, high, max(step, 1.0) if whole else step)]
+    marks = _marks(low, high, max(step, 1.0) if whole else step)
+    return [(x, number(x) if abs(x) >= 1e4 else f"{x:.6g}") for x in marks]
 
 
 def _y_axis(low: float, high: float, py: Scale) -> list[str]:
