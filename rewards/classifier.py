@@ -6,10 +6,6 @@ of the other or of the generator. A proxy that rises while the judge falls is re
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,26 +178,19 @@ def _with_shifts(images: np.ndarray, shift: float) -> np.ndarray:
 def _load_or_train(recipe: DigitRecipe, progress: bool) -> DigitCNN:
     from safetensors.torch import load_file, save_file
 
-    key = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("GENRL_CACHE") or Path.home() / ".cache" / "genrl") / "digit_proxy"
-    file = folder / f"{key}.safetensors"
+    from genrl.generators.cache import cached_folder
+
     with torch.device("meta"):  # real parameters would draw from the global random state
         network = DigitCNN()
-    network.to_empty(device="cpu").eval()
-    if file.exists():
-        network.load_state_dict(load_file(file))
-        return network.requires_grad_(False)
-    _train(network, recipe, progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Another process may train the same network now: each writes its own file, the last rename wins.
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".partial")
-    os.close(handle)
-    try:
-        save_file(network.state_dict(), temporary)
-        os.replace(temporary, file)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return network
+    network.to_empty(device="cpu")
+
+    def make(folder: Path) -> None:
+        _train(network, recipe, progress)
+        save_file(network.state_dict(), folder / "model.safetensors")
+
+    folder = cached_folder("digit-proxy", asdict(recipe), make)
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    return network.eval().requires_grad_(False)
 
 
 def _train(network: DigitCNN, recipe: DigitRecipe, progress: bool) -> None:
@@ -226,7 +215,6 @@ def _train(network: DigitCNN, recipe: DigitRecipe, progress: bool) -> None:
             loss.backward()
             optimizer.step()
             schedule.step()
-    network.requires_grad_(False)
 
 
 def augment(images: Tensor, recipe: DigitRecipe, generator: torch.Generator) -> Tensor:
