@@ -12,7 +12,16 @@ from genrl.report.charts import Series, line_chart, number
 from genrl.report.data import NAN, RunData, mean
 from genrl.report.page import absent, chart_grid, details, duration, pairs, section, table
 from genrl.report.sections import final_cost, wall_seconds
-from genrl.report.views import STEP_AXIS, Table, over_iterations, parts_of_run, step_ids, step_means, step_ticks
+from genrl.report.views import (
+    STEP_AXIS,
+    Table,
+    over_iterations,
+    parts_of_run,
+    step_ids,
+    step_means,
+    step_names,
+    step_ticks,
+)
 
 # (title, metrics with their labels) of the charts over iterations.
 TRAINING = (
@@ -67,10 +76,21 @@ def ratios(run: RunData) -> str:
     body = chart_grid(charts)
     if missing:
         body += absent(f"Not recorded: {', '.join(f'step_<k>/{name}' for name in missing)}.")
-    columns = {name: step_means(train, steps, name) for name in names}
+    others = [name for name in step_names(train) if name not in names]
+    columns = {name: step_means(train, steps, name) for name in (*names, *others)}
     columns["kl_old"] = predicted
-    rows = [[str(step), *(_cell(columns[name][i]) for name in names)] for i, step in enumerate(steps)]
-    head = ["step k", "t", "mean", "predicted −KL", "std", "normalised mean", "normalised std", "clip fraction"]
+    rows = [[str(step), *(_cell(columns[name][i]) for name in columns)] for i, step in enumerate(steps)]
+    head = [
+        "step k",
+        "t",
+        "mean",
+        "predicted −KL",
+        "std",
+        "normalised mean",
+        "normalised std",
+        "clip fraction",
+        *others,
+    ]
     body += details("Numbers by timestep, averaged over the run", table(head, rows))
     lead = (
         "A ratio is 1 on average, so its logarithm must average −KL, left of zero. A clip range symmetric around zero "

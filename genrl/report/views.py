@@ -106,6 +106,12 @@ def step_ids(train: Table) -> list[int]:
     )
 
 
+def step_names(train: Table) -> list[str]:
+    """The `<name>` of all metrics `step_<k>/<name>`."""
+    found = (re.match(r"step_\d+/(.+)", key) for row in train.values() for key in row)
+    return list(dict.fromkeys(match.group(1) for match in found if match))
+
+
 def step_times(run: RunData, steps: list[int]) -> list[float]:
     """t of every step, from the metrics or else from run.json; NaN where it is not known."""
     known, times = step_means(run.table("train"), steps, "t"), run.run.get("times")

@@ -82,11 +82,18 @@ def test_report_is_well_formed_self_contained_and_shows_the_values(make_run):
 def test_step_table_gives_the_mean_over_the_run_and_the_predicted_shift(make_run):
     run = make_run(iterations=2)
     rows = [
-        {"iteration": i, "kind": "train", "step_0/t": 0.8, "step_0/log_ratio_mean": m, "step_0/kl_old": k}
+        {
+            "iteration": i,
+            "kind": "train",
+            "step_0/t": 0.8,
+            "step_0/log_ratio_mean": m,
+            "step_0/kl_old": k,
+            "step_0/gap_max": 0.5,
+        }
         for i, m, k in ((1, -0.0020, 0.0027), (2, -0.0028, 0.0029))
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "0 0.800 −0.0024 −0.0028 – – – –" in read(write_report(run)).text
+    assert "0 0.800 −0.0024 −0.0028 – – – – 0.500" in read(write_report(run)).text
 
 
 @pytest.mark.parametrize(
