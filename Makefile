@@ -24,7 +24,8 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "genrl needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,ocr,diffusers]"
+	@echo "Installing genrl and what it needs into $(VENV): a few minutes, about 6 GB, most of it torch"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,ocr,diffusers]"
 	@touch $(STAMP)
 
 demo: $(STAMP)
