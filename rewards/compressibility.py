@@ -1,4 +1,4 @@
-"""How well an image compresses: the rewards of DDPO that need no model (Black et al., arXiv:2305.13301, section 5)."""
+"""How well an image compresses: the rewards of DDPO that need no model (Black et al., arXiv:2305.13301)."""
 
 from __future__ import annotations
 
