@@ -213,42 +213,43 @@ def _console(width: int) -> Any:
 
 def _configure_sample(parser: argparse.ArgumentParser) -> None:
     _configure_run(parser)
-    _add_checkpoint(parser)
+    _configure_weights(parser)
     parser.add_argument("--prompt", action="append", dest="prompts", metavar="TEXT", help="may be given several times")
-    parser.add_argument("-n", type=int, default=8, help="samples for each prompt (default: 8)")
+    parser.add_argument("-n", type=_positive, default=8, help="samples for each prompt (default: 8)")
+    parser.add_argument("--steps", type=_positive, help="sampling steps (default: those of the run's evaluation)")
     parser.add_argument("--seed", type=int, default=0, help="fixes the noise (default: 0)")
-    parser.add_argument("--out", metavar="PATH", help="folder for the images (default: RUN/samples/sampled)")
+    parser.add_argument("--out", metavar="FOLDER", help="where the images go (default: RUN/generated)")
 
 
 def _sample(options: Arguments) -> int:
     run_dir = _run_dir(options.run)
-    if options.n < 1:
-        raise UsageError(f"-n {options.n}: at least one sample for each prompt is needed")
     from genrl.training.evaluation import sample_run
 
-    out = sample_run(
-        run_dir,
-        prompts=options.prompts,
-        n=options.n,
-        out=options.out,
-        checkpoint=options.checkpoint,
-        seed=options.seed,
-    )
-    print(f"samples: {out}")
+    names = ("prompts", "n", "out", "checkpoint", "steps", "seed", "weights")
+    print(f"samples: {sample_run(run_dir, **{name: getattr(options, name) for name in names})}")
     return 0
 
 
 def _configure_evaluate(parser: argparse.ArgumentParser) -> None:
     _configure_run(parser)
-    _add_checkpoint(parser)
+    _configure_weights(parser)
+    parser.add_argument(
+        "--samples", type=_positive, metavar="N", help="samples for each prompt (default: the run's own)"
+    )
+    parser.add_argument("--steps", type=_positive, help="sampling steps (default: the run's own)")
+    parser.add_argument("--seed", type=int, help="of the noise (default: the run's own)")
+    parser.add_argument(
+        "--sampler", choices=("ode", "train"), default="ode", help="deterministic, or that of training (default: ode)"
+    )
 
 
 def _evaluate(options: Arguments) -> int:
     run_dir = _run_dir(options.run)
     from genrl.training.evaluation import evaluate_run
 
-    metrics = evaluate_run(run_dir, checkpoint=options.checkpoint)
-    _print_table(metrics, f"{run_dir}, checkpoint {options.checkpoint}")
+    names = ("checkpoint", "steps", "seed", "sampler", "weights")
+    given = {name: getattr(options, name) for name in names}
+    _print_table(evaluate_run(run_dir, samples_per_prompt=options.samples, **given), f"evaluation of {run_dir}")
     return 0
 
 
@@ -256,10 +257,25 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory, the run_dir of a configuration")
 
 
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+def _configure_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--checkpoint", default="best", metavar="best|last|step-N", help="which weights (default: best)"
+        "--checkpoint",
+        default="last",
+        metavar="NAME",
+        help="last, best or step-N, as in RUN/checkpoints (default: last)",
     )
+    parser.add_argument(
+        "--weights",
+        choices=("auto", "ema", "raw"),
+        default="auto",
+        help="the moving average, the trained weights, or the average if the run kept one (default: auto)",
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _report(options: Arguments) -> int:

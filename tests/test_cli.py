@@ -215,17 +215,33 @@ def test_sample_evaluate_and_report_reach_their_functions(tmp_path, monkeypatch,
     monkeypatch.setitem(sys.modules, "genrl.training.evaluation", evaluation)
     monkeypatch.setitem(sys.modules, "genrl.report", report)
     run = str(tmp_path)
-    assert cli.main(["sample", run, "--prompt", "7", "--prompt", "8", "-n", "3", "--checkpoint", "last"]) == 0
+    assert cli.main(["sample", run, "--prompt", "7", "--prompt", "8", "-n", "3", "--checkpoint", "best"]) == 0
     assert calls["sample"][0] == tmp_path
-    assert calls["sample"][1] == {"prompts": ["7", "8"], "n": 3, "out": None, "checkpoint": "last", "seed": 0}
-    assert cli.main(["evaluate", run]) == 0
-    assert calls["evaluate"] == (tmp_path, {"checkpoint": "best"})
+    assert calls["sample"][1] == {
+        "prompts": ["7", "8"], "n": 3, "out": None, "checkpoint": "best", "steps": None, "seed": 0, "weights": "auto",
+    }  # fmt: skip
+    assert cli.main(["evaluate", run, "--samples", "5", "--sampler", "train"]) == 0
+    assert calls["evaluate"][1] == {
+        "samples_per_prompt": 5, "checkpoint": "last", "steps": None, "seed": None, "sampler": "train",
+        "weights": "auto",
+    }  # fmt: skip
     assert cli.main(["report", run]) == 0
     out = capsys.readouterr().out
     assert "out.png" in out and "eval/judge" in out and "report.html" in out
 
 
+def test_functions_of_evaluation_take_what_the_command_line_gives():
+    import inspect
+
+    from genrl.training.evaluation import evaluate_run, sample_run
+
+    inspect.signature(evaluate_run).bind(
+        "run", samples_per_prompt=1, checkpoint="", steps=1, seed=1, sampler="", weights=""
+    )
+    inspect.signature(sample_run).bind("run", prompts=[], n=1, out="", checkpoint="", steps=1, seed=1, weights="")
+
+
 def test_impossible_number_of_samples_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("name: x\n")
     assert cli.main(["sample", str(tmp_path), "-n", "0"]) == 2
-    assert "-n 0" in capsys.readouterr().err
+    assert "'0' is not a whole number above 0" in capsys.readouterr().err

@@ -334,6 +334,19 @@ def test_import_path_is_the_shortest_public_one():
     assert import_path(FlowSDE) == "genrl.diffusion.FlowSDE"
 
 
+def test_functions_may_be_named_where_a_callable_is_wanted(config_file, tmp_path):
+    (tmp_path / "my_functions.py").write_text(
+        "from collections.abc import Callable\n"
+        "def first(steps): return steps[:1]\n"
+        "class Method:\n"
+        "    def __init__(self, window: Callable[[list], list] | None = None): self.window = window\n"
+    )
+    path = config_file(BASIC)
+    config = load_config(path, ["algorithm={class_path: my_functions.Method}", "algorithm.window=my_functions.first"])
+    assert config.raw["algorithm"]["init_args"]["window"] == "my_functions.first"
+    assert build(config)["algorithm"].window([1, 2]) == [1]
+
+
 def test_strings_stay_strings():
     assert check_value("007", str) == "007"
     assert check_value("1", str | int) == "1"
