@@ -14,6 +14,7 @@ from genrl.diffusion.kernels import (
     PathKernel,
     Renoise,
 )
+from genrl.diffusion.noise import RowNoise, derive_seed
 from genrl.diffusion.paths import Path, RectifiedFlow, VariancePreserving
 from genrl.diffusion.sampler import Sampler, Step, StepNoise, Trajectory, VelocityFn
 from genrl.diffusion.schedule import Schedule
@@ -47,6 +48,7 @@ __all__ = [
     "RectifiedFlow",
     "Reduction",
     "Renoise",
+    "RowNoise",
     "Sampler",
     "Schedule",
     "SlidingWindow",
@@ -56,6 +58,7 @@ __all__ = [
     "VariancePreserving",
     "VelocityFn",
     "Window",
+    "derive_seed",
     "index_batch",
     "reduce_elements",
     "repeat_batch",

@@ -1,0 +1,126 @@
+"""Metrics on disk, and the averages that become them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from genrl.report.data import METRICS
+
+
+class Meter:
+    """Running averages of scalar tensors that stay on their device until :meth:`result`.
+
+    Names that end in ``_max`` or ``_min`` are reduced that way; the others are means weighted by ``weight``.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def add(self, metrics: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        for name, value in metrics.items():
+            value = value.detach().float()
+            old = self._sums.get(name)
+            if name.endswith("_max"):
+                self._sums[name] = value if old is None else torch.maximum(old, value)
+            elif name.endswith("_min"):
+                self._sums[name] = value if old is None else torch.minimum(old, value)
+            else:
+                self._sums[name] = value * weight if old is None else old + value * weight
+                self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def result(self, accelerator: Any = None) -> dict[str, float]:
+        """All values as floats, over all processes; one transfer from the device."""
+        names = sorted(self._sums)
+        if not names:
+            return {}
+        device = next(iter(self._sums.values())).device
+        values = torch.stack([self._sums[n].to(device) / self._weights.get(n, 1.0) for n in names])  # [K]
+        if accelerator is not None and accelerator.num_processes > 1:
+            table = accelerator.gather(values[None])  # [W, K]
+            columns = {n: table[:, i] for i, n in enumerate(names)}
+            values = torch.stack(
+                [c.amax() if n.endswith("_max") else c.amin() if n.endswith("_min") else c.mean() for n, c in columns.items()]
+            )
+        return dict(zip(names, values.tolist(), strict=True))
+
+
+class RunWriter:
+    """Appends to ``metrics.jsonl`` line by line, so that a killed run stays readable, and to TensorBoard.
+
+    Args:
+        run_dir: the run directory.
+        keep_until: on resume, records of later iterations and a cut last line are removed first; None starts anew.
+        tensorboard: also write TensorBoard events.
+        enabled: False on all but the main process: nothing is written.
+    """
+
+    def __init__(self, run_dir: Path, keep_until: int | None, tensorboard: bool, enabled: bool = True):
+        self.enabled = enabled
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if not enabled:
+            return
+        path = run_dir / METRICS
+        kept = [] if keep_until is None else _records_until(path, keep_until)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        os.replace(temporary, path)
+        self._file = path.open("a", encoding="utf-8")
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = None if keep_until is None else keep_until + 1
+            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+
+    def write(self, kind: str, iteration: int, values: Mapping[str, Any]) -> None:
+        """One record; NaN and inf become null, which every JSON reader takes."""
+        if self._file is None:
+            return
+        record = {"iteration": iteration, "kind": kind}
+        record |= {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._board is not None and kind != "event":
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(name, value, iteration)
+            self._board.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _records_until(path: Path, iteration: int) -> list[str]:
+    if not path.is_file():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line that a kill cut
+        if isinstance(record, dict) and record.get("iteration", 0) <= iteration:
+            kept.append(line + "\n")
+    return kept
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old or the new file, never a part of one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2), encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,109 @@
+"""The settings of a run that are not parts: how long, how large, how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class TrainerSettings:
+    """The training loop.
+
+    Args:
+        iterations: roll-out + update rounds.
+        prompts_per_iteration: P, different prompts in a round, over all processes.
+        group_size: G, samples per prompt.
+        rollout_batch: samples drawn in one network call per process; None draws all at once. Rewards of a batch are
+            computed in the background while the next is drawn.
+        learning_rate: AdamW step size.
+        weight_decay: AdamW decoupled weight decay.
+        betas: AdamW moment decays.
+        max_grad_norm: gradient norm above which gradients are scaled down.
+        warmup_updates: optimizer updates over which the learning rate rises linearly from 0.
+        mixed_precision: network arithmetic; log-ratios, means and losses stay in float32.
+        ema_decay: decay of an exponential moving average of the weights, which evaluation then uses; None for none.
+        checkpoint_every: iterations between two checkpoints; 0 saves only at the end and when stopped.
+        keep_checkpoints: number of most recent checkpoints to keep.
+        preview_every: iterations between two image grids; 0 draws only the first and the last.
+        reward_timeout: seconds that the rewards of one batch may take before the run stops.
+        processes: number of processes that this run must have; a launcher that started fewer is then an error.
+        device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
+        cpu_threads: torch threads; 1 is fastest for small networks when other programs run.
+        allow_small_clip: go on although the clip range is below the measured first-step log-ratio gap.
+        collapse_fraction: stop when the evaluated reward falls below this share of its best value; None never stops.
+        tensorboard: also write TensorBoard events.
+    """
+
+    iterations: int = 30
+    prompts_per_iteration: int = 8
+    group_size: int = 12
+    rollout_batch: int | None = None
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    warmup_updates: int = 0
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    ema_decay: float | None = None
+    checkpoint_every: int = 10
+    keep_checkpoints: int = 2
+    preview_every: int = 10
+    reward_timeout: float = 600.0
+    processes: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    cpu_threads: int | None = None
+    allow_small_clip: bool = False
+    collapse_fraction: float | None = None
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low in [
+            ("iterations", 1),
+            ("prompts_per_iteration", 1),
+            ("group_size", 1),
+            ("checkpoint_every", 0),
+            ("keep_checkpoints", 1),
+            ("preview_every", 0),
+            ("warmup_updates", 0),
+        ]:
+            if getattr(self, name) < low:
+                raise ValueError(f"trainer.{name} = {getattr(self, name)} is too small; the least is {low}")
+        for name in ("learning_rate", "max_grad_norm", "reward_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"trainer.{name} = {getattr(self, name)} must be positive")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ValueError(f"trainer.ema_decay = {self.ema_decay} must lie in [0, 1); null switches the average off")
+        self.betas = (float(self.betas[0]), float(self.betas[1]))
+
+
+@dataclass
+class EvaluationSettings:
+    """Evaluation on held-out prompts, under the same noise every time.
+
+    Args:
+        every: iterations between two evaluations; 0 evaluates only before and after training.
+        samples_per_prompt: samples of each held-out prompt.
+        steps: steps of the deterministic (Euler) sampler.
+        batch: samples per network call.
+        seed: seed of the evaluation noise, the same before, during and after.
+        train_sampler: also evaluate the sampler that training uses: ``"ends"`` before and after training,
+            ``"always"`` or ``"never"``.
+        gauges: named rewards or set metrics that are measured but never optimised.
+        alarm_margin: an alarm is logged when the reward rose since the first evaluation while a gauge fell by more
+            than this from its best value.
+    """
+
+    every: int = 5
+    samples_per_prompt: int = 50
+    steps: int = 20
+    batch: int = 250
+    seed: int = 1234
+    train_sampler: Literal["ends", "always", "never"] = "ends"
+    gauges: dict[str, Any] = field(default_factory=dict)
+    alarm_margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, low in [("every", 0), ("samples_per_prompt", 1), ("steps", 1), ("batch", 1)]:
+            if getattr(self, name) < low:
+                raise ValueError(f"evaluation.{name} = {getattr(self, name)} is too small; the least is {low}")
