@@ -80,7 +80,9 @@ class PathKernel:
         a_t, b_t = path.alpha(t), path.beta(t)
         a_n, b_n = path.alpha(t_next), path.beta(t_next)
         scale = a_n + b_n
-        a, b, s = self.rf_coefficients(b_t / (a_t + b_t), b_n / scale)
+        t_rf = b_t / (a_t + b_t)
+        # Inside one rounding step of the table, t' could come out above t and s as the root of a negative number.
+        a, b, s = self.rf_coefficients(t_rf, torch.minimum(b_n / scale, t_rf))
         return scale * a, scale * b, scale * s
 
     def linear_coefficients(self, t: Tensor, t_next: Tensor, path: Path = _RECTIFIED_FLOW) -> Coefficients:
@@ -88,8 +90,9 @@ class PathKernel:
 
         ``-c_v`` is the velocity sensitivity kappa, d mean / d v = -kappa I; it is D for a plain Euler step.
         """
+        t, t_next = _check_times(t, t_next)
         a, b, s = self.coefficients(t, t_next, path)
-        (p, q), (r, w) = path.prediction_coefficients(torch.as_tensor(t))
+        (p, q), (r, w) = path.prediction_coefficients(t)
         return a * p + b * r, a * q + b * w, s
 
     def kappa(self, t: Tensor, t_next: Tensor, path: Path = _RECTIFIED_FLOW) -> Tensor:
@@ -116,7 +119,7 @@ def linear_mean(x: Tensor, v: Tensor, c_x: Tensor | float, c_v: Tensor | float) 
 
 def _check_times(t: Tensor | float, t_next: Tensor | float) -> tuple[Tensor, Tensor]:
     t, t_next = torch.as_tensor(t), torch.as_tensor(t_next)
-    dtype = torch.promote_types(t.dtype, torch.float32)
+    dtype = torch.promote_types(torch.promote_types(t.dtype, t_next.dtype), torch.float32)
     t, t_next = t.to(dtype), t_next.to(dtype)
     if t.device.type == "cpu":  # values on a device are not read, to keep the hot path free of synchronisation
         if bool((t_next >= t).any()):
@@ -195,7 +198,7 @@ class DanceSDE(PathKernel):
         eta2, step = self.noise_level**2, t - t_next
         if self.integrator == "exact":
             # 1/t' - 1/t with t' floored, since the limit t' -> 0 is rho = 0 and inf would spoil eta = 0.
-            gap = 1 / t_next.clamp(min=1e-12) - 1 / t
+            gap = (1 / t_next.clamp(min=1e-12) - 1 / t).clamp(min=0)
             return _frozen(t_next, torch.exp(-(eta2 / 2) * gap))
         b = t_next - eta2 * step / (2 * t.clamp(min=1e-3))  # 1/t explodes at the end; 1e-3 is our floor
         return 1 - t_next, b, (eta2 * step).sqrt() + 0 * t_next
@@ -219,8 +222,10 @@ class SAGE(PathKernel):
         _check_level("SAGE.noise_level", self.noise_level, 0, 10)
 
     def rf_coefficients(self, t: Tensor, t_next: Tensor) -> Coefficients:
-        top = torch.where(t < 1, t, (1 + t_next) / 2)
-        variance = self.noise_level**2 * (t_next - top + torch.log((1 - t_next) / (1 - top)))
+        half = (1 - t_next) / 2
+        below, step = torch.where(t < 1, 1 - t, half), torch.where(t < 1, t - t_next, half)
+        # log1p, because the logarithm is close to the step that is subtracted from it.
+        variance = self.noise_level**2 * (torch.log1p(step / below) - step)
         variance = variance.clamp(min=0)  # rounding only: the integrand is non-negative
         return 1 - t_next, t_next - variance / (2 * t), variance.sqrt()
 
@@ -258,8 +263,8 @@ class DDIM(PathKernel):
 
     def rf_coefficients(self, t: Tensor, t_next: Tensor) -> Coefficients:
         ratio2 = _posterior_ratio(t, t_next) ** 2
-        s2 = (self.eta * t_next) ** 2 * (1 - ratio2)
-        return 1 - t_next, (t_next**2 - s2).sqrt(), s2.sqrt()
+        s2 = (self.eta * t_next) ** 2 * (1 - ratio2).clamp(min=0)
+        return 1 - t_next, (t_next**2 - s2).clamp(min=0).sqrt(), s2.sqrt()
 
 
 @dataclass(frozen=True)

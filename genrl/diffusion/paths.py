@@ -149,21 +149,22 @@ class VariancePreserving(_LinearPath):
     last entry. Between entries ab is interpolated linearly; on entries it is exact.
 
     Args:
-        alphas_cumprod: decreasing table [N] in (0, 1).
+        alphas_cumprod: decreasing table [N] in (0, 1); the last entry may be 0 (zero terminal signal-to-noise ratio,
+            arXiv 2305.08891), where an epsilon prediction says nothing about x0 and only the others can be used.
         final_alpha_cumprod: ab at t = 0. 1.0 is diffusers' ``set_alpha_to_one=True``; pass ``alphas_cumprod[0]`` for
             checkpoints with ``set_alpha_to_one=False``, whose last DDIM step then leaves a little noise.
 
     Raises:
-        ValueError: for a table that is not one-dimensional, not decreasing or outside (0, 1).
+        ValueError: for a table that is not one-dimensional, not decreasing or outside [0, 1).
     """
 
     def __init__(self, alphas_cumprod: Tensor, final_alpha_cumprod: float = 1.0):
         table = torch.as_tensor(alphas_cumprod, dtype=torch.float64).detach().cpu()
         if table.dim() != 1 or len(table) < 2:
             raise ValueError(f"alphas_cumprod has shape {tuple(table.shape)}; pass a table [N] with N >= 2")
-        if not bool((table > 0).all() and (table < 1).all() and (table[1:] <= table[:-1]).all()):
+        if not bool((table[:-1] > 0).all() and table[-1] >= 0 and (table < 1).all() and (table.diff() <= 0).all()):
             raise ValueError(
-                "alphas_cumprod must decrease inside (0, 1); got values from "
+                "alphas_cumprod must decrease inside (0, 1), the last entry may be 0; got values from "
                 f"{table.max():.4g} to {table.min():.4g} (is the table reversed, or is it betas instead?)"
             )
         self.n = len(table)

@@ -88,10 +88,20 @@ class Trajectory:
 
     @staticmethod
     def concatenate(parts: Sequence[Trajectory]) -> Trajectory:
-        """Join roll-outs of several batches that used the same grid and steps."""
+        """Join roll-outs of several batches that used the same grid and steps.
+
+        Raises:
+            ValueError: when they did not.
+        """
         first = parts[0]
         if len(parts) == 1:
             return first
+        for part in parts[1:]:
+            if part.steps != first.steps or not torch.equal(part.t, first.t):
+                raise ValueError(
+                    f"trajectories of steps {list(first.steps)} on {_short(first.t)} and {list(part.steps)} on "
+                    f"{_short(part.t)} cannot be joined; sample all batches of an iteration with the same steps"
+                )
         return Trajectory(
             first.t,
             first.steps,
@@ -175,9 +185,7 @@ class Sampler:
     def transition(self, velocity_fn: VelocityFn, x: Tensor, step: Step, cond: Any = None) -> GaussianTransition:
         """Evaluate the network once and form the transition of one step."""
         t = torch.full((len(x),), step.t, device=x.device, dtype=torch.float32)  # [B]
-        v = velocity_fn(x, t, cond)
-        if v.shape != x.shape:
-            raise ValueError(f"the velocity has shape {tuple(v.shape)} where the latents have {tuple(x.shape)}")
+        v = _velocity(velocity_fn, x, t, cond)
         return GaussianTransition(linear_mean(x, v, step.c_x, step.c_v), step.s)
 
     @torch.no_grad()
@@ -204,7 +212,7 @@ class Sampler:
         Returns:
             A trajectory of B (or B') samples in float32.
         """
-        steps = self.steps() if steps is None else tuple(steps)
+        steps = self.steps() if steps is None else tuple(sorted(steps))
         self._check(steps)
         first = steps[0] if steps else self.n_steps
         x = x1 if x1.dtype == torch.float64 else x1.float()
@@ -255,11 +263,20 @@ class Sampler:
             return self.transition(velocity_fn, trajectory.states[step], self.step(step, True), cond)
         numbers = [self.step(k, True) for k in chosen]
         x = torch.cat([trajectory.states[k] for k in chosen])  # [K * B, ...]
-        per_step = torch.tensor([(n.t, n.c_x, n.c_v, n.s) for n in numbers], dtype=torch.float64)
-        per_sample = per_step.repeat_interleave(len(x) // len(chosen), 0).float().to(x.device)  # [K * B, 4]
-        v = velocity_fn(x, per_sample[:, 0].contiguous(), repeat_batch(cond, len(chosen)))
-        mean = linear_mean(x, v, per_sample[:, 1], per_sample[:, 2])
-        return GaussianTransition(mean, per_sample[:, 3], deterministic=False)
+        t, s = torch.tensor([(n.t, n.s) for n in numbers], dtype=torch.float64).float().T  # [K] each
+        t, s = (row.repeat_interleave(len(x) // len(chosen)).to(x.device) for row in (t, s))  # [K * B]
+        v = _velocity(velocity_fn, x, t, repeat_batch(cond, len(chosen)))
+        # Step by step, since numbers and tensors as coefficients round differently and unchanged weights must give 0.
+        rows = zip(x.chunk(len(chosen)), v.chunk(len(chosen)), numbers, strict=True)
+        mean = torch.cat([linear_mean(x_k, v_k, n.c_x, n.c_v) for x_k, v_k, n in rows])
+        return GaussianTransition(mean, s, deterministic=False)
+
+
+def _velocity(velocity_fn: VelocityFn, x: Tensor, t: Tensor, cond: Any) -> Tensor:
+    v = velocity_fn(x, t, cond)
+    if v.shape != x.shape:
+        raise ValueError(f"the velocity has shape {tuple(v.shape)} where the latents have {tuple(x.shape)}")
+    return v
 
 
 def _noise(generator: torch.Generator | StepNoise | None, step: int, like: Tensor) -> Tensor:

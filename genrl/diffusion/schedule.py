@@ -35,8 +35,9 @@ class Schedule:
         t = torch.as_tensor(self.t, dtype=torch.float32).detach().cpu()
         if t.dim() != 1 or len(t) < 2:
             raise ValueError(f"a schedule needs a grid [n + 1] with n >= 1 steps, got shape {tuple(t.shape)}")
-        if bool((t[1:] >= t[:-1]).any()):
-            where = int((t[1:] >= t[:-1]).nonzero()[0])
+        falls = t[1:] < t[:-1]  # False for NaN as well
+        if not bool(falls.all()):
+            where = int((~falls).nonzero()[0])
             raise ValueError(
                 f"times must decrease from noise (1) to data (0), but t[{where}] = {t[where]:.6g} is followed by "
                 f"{t[where + 1]:.6g}; flip an ascending table and drop repeated entries"

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from genrl.diffusion.paths import expand_like
+
 Reduction = Literal["mean", "sum"]
 Number = float | Tensor
 
@@ -28,7 +30,8 @@ class GaussianTransition:
     Args:
         mean: [B, ...] in float32 or float64 (half precision is raised to float32: a log-density over many elements
             overflows and loses the digits that a clip range needs).
-        std: a number, [] or [B], or any shape that broadcasts against mean; 0 means a deterministic step.
+        std: a number, [] or [B], or one for each of mean's leading dimensions ([B, T], ..., singletons broadcast); 0
+            means a deterministic step.
         deterministic: whether std is 0 anywhere, when the caller knows it: looking at a std on a device would
             synchronise with it.
 
@@ -54,9 +57,7 @@ class GaussianTransition:
     def _scale(self) -> Number:
         """std, shaped to broadcast against mean."""
         std = self.std
-        if not isinstance(std, Tensor) or std.dim() == 0 or std.dim() == self.mean.dim():
-            return std
-        return std.reshape(std.shape + (1,) * (self.mean.dim() - std.dim()))
+        return expand_like(std, self.mean) if isinstance(std, Tensor) else std
 
     def _per_sample_std(self, what: str) -> Number:
         if self.is_deterministic:
@@ -65,6 +66,16 @@ class GaussianTransition:
                 "above 0) and leave the step into t = 0 out of the trained steps"
             )
         return self.std
+
+    def _shared_std(self, other: GaussianTransition, what: str) -> Number:
+        std = self._per_sample_std(what)
+        # Tensors are not compared, which would synchronise with their device.
+        if not isinstance(std, Tensor) and not isinstance(other.std, Tensor) and std != other.std:
+            raise ValueError(
+                f"{what} of transitions with std {std:.6g} and {other.std:.6g} was asked for; the closed form needs "
+                "one std, so take both from the same kernel, schedule and step"
+            )
+        return std
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw x' [B, ...]; the mean itself when std is 0."""
@@ -92,11 +103,17 @@ class GaussianTransition:
         Raises:
             DeterministicTransitionError: when std is 0.
         """
-        self._per_sample_std("the log-probability")
-        scale = self._scale()
-        log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
-        z = (x.to(self.mean.dtype) - self.mean) / scale
-        return reduce_elements(-0.5 * z * z - log_scale - 0.5 * math.log(2 * math.pi), reduction, weight)
+        std = self._per_sample_std("the log-probability")
+        gap = x.to(self.mean.dtype) - self.mean
+        log_std = std.to(gap).log() if isinstance(std, Tensor) else math.log(std)
+        per_element = log_std + 0.5 * math.log(2 * math.pi)  # shaped like std
+        if weight is None and (not isinstance(std, Tensor) or std.dim() < 2):
+            # One number per sample needs no pass over its elements.
+            constant = per_element * (1 if reduction == "mean" else math.prod(gap.shape[1:]))
+        else:
+            spread = expand_like(torch.as_tensor(per_element).to(gap), gap).expand_as(gap)
+            constant = reduce_elements(spread, reduction, weight)
+        return -0.5 * _over_variance(gap, gap, std, reduction, weight) - constant
 
     def log_ratio(
         self, old: GaussianTransition, x: Tensor, reduction: Reduction = "mean", weight: Tensor | None = None
@@ -108,15 +125,16 @@ class GaussianTransition:
 
         Raises:
             DeterministicTransitionError: when std is 0.
+            ValueError: when the two stds are numbers and differ.
         """
-        std = self._per_sample_std("the log-ratio")
+        std = self._shared_std(old, "the log-ratio")
         shift = self.mean - old.mean
-        centred = x.to(self.mean.dtype) - 0.5 * (self.mean + old.mean)
+        centred = torch.add(x.to(self.mean.dtype), self.mean + old.mean, alpha=-0.5)
         return _over_variance(centred, shift, std, reduction, weight)
 
     def kl(self, other: GaussianTransition, reduction: Reduction = "mean", weight: Tensor | None = None) -> Tensor:
         """KL(self || other) = |mean - mean_other|^2 / (2 std^2) per sample, [B], for transitions that share std."""
-        std = self._per_sample_std("the KL divergence")
+        std = self._shared_std(other, "the KL divergence")
         shift = self.mean - other.mean
         return 0.5 * _over_variance(shift, shift, std, reduction, weight)
 
@@ -124,7 +142,7 @@ class GaussianTransition:
 def _over_variance(u: Tensor, v: Tensor, std: Number, reduction: Reduction, weight: Tensor | None) -> Tensor:
     """<u, v> / std^2, with one pass over the elements when std is one number per sample."""
     if isinstance(std, Tensor) and std.dim() > 1:
-        shaped = std.to(u)
+        shaped = expand_like(std.to(u), u)
         return reduce_elements(u * v / (shaped * shaped), reduction, weight)
     inner = reduce_elements(u * v, reduction, weight)
     return inner / (std.to(inner) ** 2 if isinstance(std, Tensor) else std * std)

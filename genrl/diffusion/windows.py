@@ -87,7 +87,7 @@ class RandomWindow:
 def _slice(eligible: Sequence[int], start: int, size: int) -> Sequence[int]:
     if not 0 <= start <= len(eligible) - size or size < 1:
         raise ValueError(
-            f"a window of {size} steps from position {start} does not fit the {len(eligible)} steps that have a density; "
-            "use more sampling steps or a smaller window"
+            f"a window of {size} steps from position {start} does not fit the {len(eligible)} steps that have a "
+            "density; use more sampling steps or a smaller window"
         )
     return list(eligible[start : start + size])
