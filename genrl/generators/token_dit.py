@@ -36,6 +36,17 @@ def stable_diffusion_alphas(n: int = 1000) -> Tensor:
     return (1 - betas).cumprod(0)
 
 
+class EpsilonOutput(nn.Module):
+    """Turns a network of a VP path's v-prediction into one that predicts epsilon: eps = A v + B x."""
+
+    def __init__(self, network: nn.Module, path: ProbabilityPath):
+        super().__init__()
+        self.network, self.path = network, path
+
+    def forward(self, x: Tensor, t: Tensor, cond: Tensor, null: Tensor | None = None) -> Tensor:
+        return self.path.x0_eps(x, self.network(x, t, cond, null=null), t)[1]
+
+
 class TokenDiTGenerator(ABC):
     """A text-conditional generator that trains its own base; subclasses say what data, tokens and sizes it has.
 
@@ -146,9 +157,7 @@ class TokenDiTGenerator(ABC):
         network = self._build().to(self._device)
         media, tokens = self.training_data()
         title = f"training the {self.base_name} base"
-        losses = train_flow_base(
-            network, 2 * media - 1, tokens, self.path, self.prediction, self._recipe, progress, title
-        )
+        losses = train_flow_base(network, 2 * media - 1, tokens, self.path, self._recipe, progress, title)
         _save(network, folder / WEIGHTS_FILE)
         (folder / "losses.json").write_text(json.dumps([round(loss, 5) for loss in losses]))
 
@@ -159,7 +168,7 @@ class TokenDiTGenerator(ABC):
         else:
             self._weights = LoraWeights(network, self.lora, seed=self._recipe.seed)
         self._network = network
-        self._module = network
+        self._module = EpsilonOutput(network, self.path) if self.prediction == "epsilon" else network
 
     # The generator protocol
 

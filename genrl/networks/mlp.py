@@ -43,9 +43,10 @@ class VelocityMLP(nn.Module):
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
             for _ in range(depth)
         )
-        self.output = nn.Sequential(nn.LayerNorm(width), nn.SiLU(), nn.Linear(width, x_dim))
-        nn.init.zeros_(self.output[-1].weight)
-        nn.init.zeros_(self.output[-1].bias)
+        last = nn.Linear(width, x_dim)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.output = nn.Sequential(nn.LayerNorm(width), nn.SiLU(), last)
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         """Velocity of x.
