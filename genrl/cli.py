@@ -161,6 +161,7 @@ def _print_keys(config: Any) -> None:
     from rich.table import Table
 
     from genrl.config import listing
+    from genrl.parts import to_plain
     from genrl.signatures import REQUIRED, type_name
 
     table = Table(box=None, pad_edge=False, title_justify="left", title=f"Keys of {config.source}, as key=value")
@@ -169,8 +170,10 @@ def _print_keys(config: Any) -> None:
     for key, parameter, value in listing(config):
         part = isinstance(value, dict)
         shown = value.get("class_path", "") if part else "(required)" if value is REQUIRED else _shown(value)
-        default = "" if part or parameter.default in (REQUIRED, value) else f" (default: {_shown(parameter.default)})"
-        table.add_row(*map(escape, (key, shown, type_name(parameter.hint), parameter.help + default)))
+        usual = REQUIRED if part or parameter.default is REQUIRED else to_plain(parameter.default)
+        default = "" if usual in (REQUIRED, value) else f" (default: {_shown(usual)})"
+        kind = "section" if part and not shown else type_name(parameter.hint).replace(" (class_path, init_args)", "")
+        table.add_row(*map(escape, (key, shown, kind, parameter.help + default)))
     _console(140).print(table)
 
 

@@ -116,7 +116,16 @@ def listing(config: Config) -> Iterator[tuple[str, Parameter, Any]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 1e-3 is a number (YAML 1.1 wants 1.0e-3), and a key given twice is an error."""
+    """YAML as people expect it.
+
+    1e-3 is a number (YAML 1.1 wants 1.0e-3), `no` and `on` are words (only true and false are booleans), and a key
+    given twice is an error.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in entries if first in "tTfF" or not tag.endswith(":bool")]
+        for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -277,9 +286,7 @@ class _Completer:
         try:
             return to_plain(check_value(value, hint), keep=value)
         except ValueError as error:
-            raise ConfigError(
-                f"{where} = {value!r} {self.place(where)} is a {_kind(value)}; expected {type_name(hint)}"
-            ) from error
+            raise ConfigError(f"{where} = {value!r} {self.place(where)}; expected {type_name(hint)}") from error
 
     def mapping(self, value: Mapping[str, Any], parameter: Parameter, where: str) -> Any:
         if "class_path" in value:
@@ -405,7 +412,3 @@ def _join(where: str, name: str) -> str:
 def _wants_part(hint: Any) -> bool:
     members = union_members(hint)
     return str not in members and Path not in members and bool(part_types(hint))
-
-
-def _kind(value: Any) -> str:
-    return {"str": "string", "bool": "boolean", "dict": "mapping"}.get(type(value).__name__, type(value).__name__)

@@ -224,7 +224,12 @@ def test_numbers_are_read_as_people_write_them(config_file):
     path = config_file(BASIC.replace("iterations: 3", "lr: 1e-3"))
     assert load_config(path).raw["trainer"]["lr"] == 1e-3
     assert load_config(path, ["trainer.lr=5E-4"]).raw["trainer"]["lr"] == 5e-4
-    assert load_config(path, ["reward.rewards.right.path=10"[:-2] + "abc.def"]).raw  # a string that looks like a path
+    assert (
+        load_config(path, ["reward.rewards.right.path=no"]).raw["reward"]["init_args"]["rewards"]["right"]["init_args"][
+            "path"
+        ]
+        == "no"
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,8 +241,8 @@ def test_numbers_are_read_as_people_write_them(config_file):
         ("algorithm.kernal.noise_level=1", ["'algorithm.kernal'", "did you mean 'algorithm.kernel'"]),
         ("algorithm.kernel.noise=1", ["'algorithm.kernel.noise'", "'algorithm.kernel.noise_level'"]),
         ("trainer.zzz=1", ["'trainer.zzz'", "allowed here: iterations, lr"]),
-        ("trainer.iterations=many", ["trainer.iterations = 'many'", "string", "expected int"]),
-        ("trainer.iterations=2.5", ["trainer.iterations = 2.5", "float", "expected int"]),
+        ("trainer.iterations=many", ["trainer.iterations = 'many'", "expected int"]),
+        ("trainer.iterations=2.5", ["trainer.iterations = 2.5", "expected int"]),
         ("trainer.iterations=null", ["trainer.iterations = None", "expected int"]),
         ("trainer.precision=fp8", ["'fp8'", "'fp32' or 'bf16'"]),
         ("algorithm.clip=automatic", ["'automatic'", "expected float or 'auto'"]),
