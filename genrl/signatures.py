@@ -101,7 +101,7 @@ def part_types(hint: Any) -> tuple[type, ...]:
         member
         for member in members
         if typing.get_origin(member) is None
-        and member.__module__ not in ("builtins", "typing", "pathlib")
+        and member.__module__ not in ("builtins", "typing", "pathlib", "os")
         and not issubclass(member, enum.Enum)
     )
 
