@@ -371,7 +371,7 @@ def test_noise_levels_outside_their_range_are_refused(make) -> None:
 
 
 def test_unknown_integrator_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="'euler'.*'exact'"):
+    with pytest.raises(ValueError, match=r"'euler'.*'exact'"):
         FlowSDE(0.7, "heun")  # type: ignore[arg-type]
 
 
