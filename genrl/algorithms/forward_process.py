@@ -72,7 +72,8 @@ class ForwardProcess:
             raise ValueError(f"old_decay = {old_decay} must lie in [0, 1); 0 takes the weights of the roll-out")
         if not (beta > 0 and advantage_max > 0 and kl_weight >= 0):
             raise ValueError(
-                f"beta = {beta} and advantage_max = {advantage_max} must be positive, kl_weight = {kl_weight} not negative"
+                f"beta = {beta} and advantage_max = {advantage_max} must be positive, and kl_weight = {kl_weight} "
+                "not negative"
             )
         for name, value in [("inner_epochs", inner_epochs), ("minibatches", minibatches), ("draws", draws)]:
             if value < 1:

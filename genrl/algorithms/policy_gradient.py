@@ -31,7 +31,16 @@ from genrl.diffusion import (
     index_batch,
 )
 from genrl.generators.base import Generator
-from genrl.objectives import GRPO, AdvantageEstimator, Advantages, PPOClip, StepTerms, Surrogate, best_and_worst, kl_penalty
+from genrl.objectives import (
+    GRPO,
+    AdvantageEstimator,
+    Advantages,
+    PPOClip,
+    StepTerms,
+    Surrogate,
+    best_and_worst,
+    kl_penalty,
+)
 
 
 class PolicyGradient:
@@ -157,7 +166,8 @@ class PolicyGradient:
         if self.anchor == "recompute":
             means = self._means(velocity_fn, rollout, steps)
             trajectory = replace(_trajectory(rollout), means=means, steps=tuple(steps))
-            rollout = replace(rollout, trajectory=trajectory, evaluations=rollout.evaluations + len(steps) * len(rollout))
+            evaluations = rollout.evaluations + len(steps) * len(rollout)
+            rollout = replace(rollout, trajectory=trajectory, evaluations=evaluations)
         if self.kl_weight > 0:
             with generator.reference():
                 means = self._means(velocity_fn, rollout, steps)
@@ -251,5 +261,5 @@ class PolicyGradient:
 
 def _trajectory(rollout: Rollout) -> Any:
     if rollout.trajectory is None:
-        raise ValueError("this roll-out stored no transitions; policy gradients need the trajectory of their own rollout")
+        raise ValueError("this roll-out stored no transitions; policy gradients need the trajectory of their rollout()")
     return rollout.trajectory

@@ -17,7 +17,7 @@ from genrl.generators.base import Generator
 from genrl.rewards import as_compose, image_statistics, score
 from genrl.training.prompts import Prompt
 
-ROWS_PER_PROMPT = 4096  # noise rows reserved for a prompt, so that a sample's noise does not depend on how many there are
+ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
 Z95 = 1.959964  # two-sided 95 % of the normal distribution
 
 
@@ -94,7 +94,7 @@ def sample_set(
 def measure(samples: SampleSet, reward: Any, gauges: dict[str, Any]) -> dict[str, float]:
     """Rewards, gauges and image statistics of a sample set, with 95 % intervals where a value exists per sample.
 
-    Names: ``reward`` (weighted sum of the uncapped rewards), ``reward/<name>``, ``<gauge>``, ``stats/<name>``.
+    Names: ``reward`` (weighted sum of the uncapped rewards), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
     """
     compose = as_compose(reward)
     raw = score(compose, samples.media, samples.texts, samples.metadata)
@@ -104,10 +104,11 @@ def measure(samples: SampleSet, reward: Any, gauges: dict[str, Any]) -> dict[str
     if isinstance(total, Tensor):
         result |= interval("reward", total)
     for name, value in raw.items():
-        result |= interval(f"reward/{name}", value)
+        result |= interval(name, value)
     for name, gauge in gauges.items():
         if hasattr(gauge, "measure"):
-            result |= {f"{_key(name, k)}": v for k, v in gauge.measure(samples.media, samples.texts, samples.metadata).items()}
+            found = gauge.measure(samples.media, samples.texts, samples.metadata)
+            result |= {_key(name, inner): value for inner, value in found.items()}
         else:
             for inner, value in score(gauge, samples.media, samples.texts, samples.metadata).items():
                 result |= interval(name if inner.startswith(name) or "/" not in inner else f"{name}/{inner}", value)
@@ -142,7 +143,7 @@ def wilson_interval(share: float, n: int, z: float = Z95) -> tuple[float, float]
 
 
 def image_grid(images: Tensor, gap: int = 1, least: int = 32) -> Tensor:
-    """Tile media [R, K, C, H, W] into one picture [C, H', W'], enlarged so that a tile has at least ``least`` pixels."""
+    """Tile media [R, K, C, H, W] into one picture [C, H', W'], enlarged until tiles have ``least`` pixels or more."""
     images = images.clamp(0, 1)
     factor = max(1, -(-least // min(images.shape[-2:])))
     images = images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)

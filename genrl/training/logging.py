@@ -49,11 +49,14 @@ class Meter:
         values = torch.stack([self._sums[n].to(device) / self._weights.get(n, 1.0) for n in names])  # [K]
         if accelerator is not None and accelerator.num_processes > 1:
             table = accelerator.gather(values[None])  # [W, K]
-            columns = {n: table[:, i] for i, n in enumerate(names)}
-            values = torch.stack(
-                [c.amax() if n.endswith("_max") else c.amin() if n.endswith("_min") else c.mean() for n, c in columns.items()]
-            )
+            values = torch.stack([_over_processes(n, table[:, i]) for i, n in enumerate(names)])
         return dict(zip(names, values.tolist(), strict=True))
+
+
+def _over_processes(name: str, values: Tensor) -> Tensor:
+    if name.endswith("_max"):
+        return values.amax()
+    return values.amin() if name.endswith("_min") else values.mean()
 
 
 class RunWriter:

@@ -25,7 +25,6 @@ from genrl.rewards import RewardError, as_compose, image_statistics
 from genrl.training.checkpoint import (
     CheckpointError,
     any_problem,
-    clean_up,
     list_checkpoints,
     load_state,
     restore_rng,
@@ -412,8 +411,8 @@ class Loop:
             return
         self.optimizer.zero_grad()
         raise TrainingError(
-            f"the clip range is +-{width:.3g}, but with unchanged weights the log-ratio already differs from 0 by up to "
-            f"{gap:.3g}; numerical noise would be clipped as if it were learning. Widen the clip range, use "
+            f"the clip range is +-{width:.3g}, but with unchanged weights the log-ratio already differs from 0 by "
+            f"up to {gap:.3g}; numerical noise would be clipped as if it were learning. Widen the clip range, use "
             "anchor: recompute, less reduced precision, or set trainer.allow_small_clip=true"
         )
 
@@ -451,7 +450,8 @@ class Loop:
             save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
 
     def _draw(self, per_prompt: int, own: bool = False) -> Any:
-        sampler = self.algorithm.train_sampler() if own else deterministic_sampler(self.generator, self.evaluation.steps)
+        ode = deterministic_sampler(self.generator, self.evaluation.steps)
+        sampler = self.algorithm.train_sampler() if own else ode
         return sample_set(
             self.generator,
             sampler,

@@ -1,0 +1,111 @@
+"""What a person sees: a progress line with the time left, and the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from genrl.training.loop import Loop
+    from genrl.training.run_files import Summary
+
+_HIDDEN = ("_low", "_high")
+
+
+@contextmanager
+def training_progress(loop: Loop) -> Iterator[Callable[[Any], None]]:
+    """A bar on a terminal, a line now and then elsewhere; only on the main process."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    main, total = loop.accelerator.is_main_process, loop.trainer.iterations
+    live = main and console.is_terminal
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    every = max(1, total // 20)
+    with Progress(*columns, console=console, disable=not live) as bar:
+        task = bar.add_task(loop.name, total=total, completed=loop.iteration, note="")
+
+        def show(current: Loop) -> None:
+            note = _note(current.last)
+            bar.update(task, completed=current.iteration, note=note)
+            if main and not live and (current.iteration % every == 0 or current.iteration == total):
+                console.print(f"{current.name} {current.iteration}/{total} {note}", highlight=False, soft_wrap=True)
+
+        yield show
+
+
+def _note(metrics: Mapping[str, float]) -> str:
+    names = [("reward", "reward/total"), ("clipped", "ratio/clip_fraction"), ("grad", "grad/norm")]
+    return "  ".join(f"{label} {metrics[name]:.3f}" for label, name in names if name in metrics)
+
+
+def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
+    """Before and after with 95 % intervals, for the deterministic and the training sampler."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table(title=f"{summary.name}: {summary.status} after {summary.iteration} iterations", title_justify="left")
+    for heading in ("measured on held-out prompts", "before", "after", "real data"):
+        table.add_column(heading, justify="left" if heading.startswith("measured") else "right")
+    steps = loop.evaluation.steps
+    own = loop.algorithm.train_sampler()
+    for prefix, title in [
+        ("eval/", f"deterministic sampler, {steps} steps"),
+        ("eval_train_sampler/", f"sampler of training, {type(own.kernel).__name__} {own.n_steps} steps"),
+    ]:
+        rows = [k for k in summary.before if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
+        if not rows:
+            continue
+        table.add_row(f"[bold]{title}[/bold]", "", "", "")
+        for key in rows:
+            name = key.removeprefix(prefix)
+            reference = summary.reference.get(name)
+            table.add_row(
+                f"  {name}",
+                _cell(summary.before, key),
+                _cell(summary.after, key),
+                "" if reference is None else f"{reference:.3f}",
+            )
+    console.print(table)
+    console.print(
+        f"{summary.wall_seconds:.0f} s wall time, {summary.forward_equivalents / 1000:.1f} thousand "
+        f"forward-equivalents, weights moved by {summary.weight_change:.3g}"
+    )
+    if summary.status == "finished" and summary.weight_change == 0:
+        console.print("[red]The weights did not change: check learning_rate, and whether groups have any spread.[/red]")
+    if summary.status in ("interrupted", "failed", "collapsed"):
+        console.print(f"Run the same command again to go on from iteration {summary.iteration}.")
+    if report is not None:
+        console.print(f"Report: {report}", style="bold")
+
+
+def _shown(key: str, prefix: str) -> bool:
+    name = key.removeprefix(prefix)
+    return not name.startswith("stats/") and name not in ("weight_change", "uses_ema")
+
+
+def _cell(values: Mapping[str, Any], key: str) -> str:
+    value = values.get(key)
+    if value is None:
+        return "-"
+    low, high = values.get(f"{key}_low"), values.get(f"{key}_high")
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
