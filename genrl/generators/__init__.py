@@ -1,7 +1,9 @@
 """Generators: what is fine-tuned."""
 
-from genrl.generators.base import Cond, Generator, Noise
+from genrl.generators.base import Cond, Generator, Noise, TrainableWeights
 from genrl.generators.digits import DigitPrompts, DigitsGenerator, DigitsPart, DigitsSplit, load_digits_split
+from genrl.generators.lora import LoraSettings, LoraWeights
+from genrl.generators.text import RenderedTextGenerator, TextPrompts
 
 __all__ = [
     "Cond",
@@ -10,6 +12,11 @@ __all__ = [
     "DigitsPart",
     "DigitsSplit",
     "Generator",
+    "LoraSettings",
+    "LoraWeights",
     "Noise",
+    "RenderedTextGenerator",
+    "TextPrompts",
+    "TrainableWeights",
     "load_digits_split",
 ]

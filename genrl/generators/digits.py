@@ -89,7 +89,8 @@ class DigitsGenerator(TokenDiTGenerator):
         dim: width of the transformer, a multiple of `heads` and of 4.
         depth: blocks.
         heads: attention heads.
-        base_steps: steps of base training, 64 images each.
+        base_steps: steps of base training, 64 images each. A judge recognises about 83 % of the samples of 20 ODE steps
+            after 480 (13 CPU seconds); on the VP path 86 % after 400 and 92 % after 480.
         base_seed: seed of base training.
         path: "rectified_flow" (the network predicts the velocity) or "vp" (it predicts epsilon, for DDPO).
         guidance_scale, lora, cache_dir: see `TokenDiTGenerator`; e.g. lora={"rank": 8, "alpha": 16}.

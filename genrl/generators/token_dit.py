@@ -168,7 +168,7 @@ class TokenDiTGenerator(ABC):
         else:
             self._weights = LoraWeights(network, self.lora, seed=self._recipe.seed)
         self._network = network
-        self._module = EpsilonOutput(network, self.path) if self.prediction == "epsilon" else network
+        self._module = EpsilonOutput(network, self.path).eval() if self.prediction == "epsilon" else network
 
     # The generator protocol
 
