@@ -177,7 +177,9 @@ def _read(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 def _missing_file(path: Path) -> str:
     folder = next((p for p in (path.parent, *path.parent.parents) if p.is_dir()), Path("."))
-    nearby = sorted(str(p) for p in (*folder.glob("*.y*ml"), *Path("configs").glob("*.y*ml")))
+    nearby = sorted(
+        str(p) for p in (*folder.glob("*.y*ml"), *Path("configs").rglob("*.y*ml")) if "accelerate" not in p.parts
+    )
     if not nearby:
         return f"no configuration file {path}; there is no YAML file in {folder.resolve()} either"
     best = difflib.get_close_matches(str(path), nearby, 1, 0.7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import functools
@@ -75,13 +76,11 @@ def import_path(cls: type) -> str:
 def nearest_class(path: Any) -> str:
     known: dict[str, str] = {}
     for package in SEARCHED:
-        try:
+        with contextlib.suppress(ImportError):  # a package whose dependencies are missing has nothing to offer
             module = importlib.import_module(f"genrl.{package}")
-        except ImportError:
-            continue
-        for name in getattr(module, "__all__", None) or dir(module):
-            if isinstance(getattr(module, name, None), type):
-                known.setdefault(name, f"genrl.{package}.{name}")
+            for name in getattr(module, "__all__", None) or dir(module):
+                if isinstance(getattr(module, name, None), type):
+                    known.setdefault(name, f"genrl.{package}.{name}")
     module_name, _, last = str(path).rpartition(".")
     lower = {name.lower(): name for name in known}
     best = difflib.get_close_matches(last.lower(), lower, 1, 0.6)

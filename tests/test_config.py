@@ -16,7 +16,8 @@ from genrl.parts import import_path, to_plain
 from genrl.signatures import check_value, type_name
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+# Complete configurations; the others are their bases and the files of `accelerate launch`.
+SHIPPED = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if "algorithm:" in path.read_text())
 
 PARTS = '''
 from dataclasses import dataclass, field
