@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -79,7 +80,7 @@ def save_checkpoint(
     problem = ""
     try:
         if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
+            clean_up(run_dir)
             temporary.mkdir(parents=True)
     except OSError as error:
         problem = _explain(error, temporary)
@@ -90,20 +91,21 @@ def save_checkpoint(
             if accelerator.is_main_process:
                 torch.save(state, temporary / STATE)
                 save_model(temporary / "model")
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        except Exception as error:  # every library has its own exception for a full disk
             problem = _explain(error, temporary)
     problem = any_problem(accelerator, problem)
     if not problem and accelerator.is_main_process:
         try:
             _publish(temporary, folder / name)
-            for _, old in list_checkpoints(run_dir)[: -keep if keep else None] if keep else []:
-                shutil.rmtree(old, ignore_errors=True)
+            for _, old in list_checkpoints(run_dir)[:-keep] if keep else []:
+                _remove(old)
         except OSError as error:
             problem = _explain(error, temporary)
     problem = any_problem(accelerator, problem)
     if problem:
         if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the first problem is the one to report
+                clean_up(run_dir)
         steps = list_checkpoints(run_dir)
         left = f"The last complete checkpoint is {steps[-1][1]}" if steps else "There is no earlier checkpoint"
         raise CheckpointError(f"could not save {name}: {problem}. {left}; free the disk and run the command again.")
@@ -121,6 +123,13 @@ def _publish(temporary: Path, final: Path) -> None:
         os.replace(final, retired)
     os.replace(temporary, final)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder that a kill must not leave half deleted under its own name."""
+    doomed = path.with_name(f".writing-{path.name}")
+    os.replace(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def clean_up(run_dir: Path) -> None:
