@@ -20,9 +20,13 @@ Renoise    r e                          sqrt(t'^2 - r^2 e^2)           exact    
 Consistency 0                           t'                             exact if x0_hat is  CM-GRPO, arXiv 2605.15190
 ========== ============================ ============================== =================== ========
 
-with a = 1 - t' throughout. The table is written for the rectified flow. Any other path x = A x0 + B eps is the image of
-it under the time t_rf = B / (A + B) and the scale x = (A + B) x_rf, so its kernel is (A' + B') times the kernel of the
-table: one formula serves both, and DDIM on a variance-preserving path comes out as the DDPM posterior at eta = 1.
+with a = 1 - t' throughout. CPS, Renoise and Consistency exchange a fixed share of the noise in every step, however
+short, so with posterior means for predictions, which is what a network gives, more steps do not bring them to the
+spread of the data: near data they end at (1 + b / t') / 2 of its variance. The others converge to it.
+
+The table is written for the rectified flow. Any other path x = A x0 + B eps is the image of it under the time t_rf = B
+/ (A + B) and the scale x = (A + B) x_rf, so its kernel is (A' + B') times the kernel of the table: one formula serves
+both, and DDIM on a variance-preserving path comes out as the DDPM posterior at eta = 1.
 """
 
 from __future__ import annotations
@@ -49,9 +53,7 @@ class Kernel(Protocol):
 
     def linear_coefficients(self, t: Tensor, t_next: Tensor, path: Path = ...) -> Coefficients: ...
 
-    def transition(
-        self, x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, path: Path = ...
-    ) -> GaussianTransition: ...
+    def transition(self, x: Tensor, v: Tensor, t: Tensor, t_next: Tensor, path: Path = ...) -> GaussianTransition: ...
 
 
 class PathKernel:

@@ -60,16 +60,13 @@ class _LinearPath(ABC):
     """What follows from A, B and the prediction coefficients alone."""
 
     @abstractmethod
-    def alpha(self, t: Tensor) -> Tensor:
-        ...
+    def alpha(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def beta(self, t: Tensor) -> Tensor:
-        ...
+    def beta(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def prediction_coefficients(self, t: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        ...
+    def prediction_coefficients(self, t: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]: ...
 
     def x0_eps(self, x: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Split a network output into (x0_hat, eps_hat), both [B, ...]; t is [] or [B]."""
@@ -114,8 +111,7 @@ class _LinearPath(ABC):
         return self.velocity((a * x - b * prediction) / norm, (b * x + a * prediction) / norm, t)
 
     @abstractmethod
-    def velocity(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
-        ...
+    def velocity(self, x0: Tensor, eps: Tensor, t: Tensor) -> Tensor: ...
 
 
 class RectifiedFlow(_LinearPath):

@@ -32,7 +32,7 @@ noisy_kernels = pytest.mark.parametrize("name", NOISY)
 all_paths = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 
 
-# ---- coefficients ------------------------------------------------------------------------------------------------
+# ---- coefficients ---------------------------------------------------------------------------------------
 
 GOLDEN = {  # t = 0.6, t' = 0.5: b, s, b^2 + s^2, kappa
     "flow_sde": (FlowSDE(0.7), 0.438750, 0.271109, 0.266002, 0.124500),
@@ -92,7 +92,7 @@ def test_kappa_on_the_rectified_flow_is_a_t_minus_b_times_one_minus_t(name) -> N
     torch.testing.assert_close(ALL[name].kappa(t, t_next), a * t - b * (1 - t), rtol=0, atol=1e-14)
 
 
-# ---- marginals ---------------------------------------------------------------------------------------------------
+# ---- marginals ------------------------------------------------------------------------------------------
 
 
 @all_paths
@@ -159,7 +159,7 @@ def test_exact_integrator_is_the_limit_of_many_small_steps_with_x0_held(name) ->
     assert float(s**2) == pytest.approx(variance, rel=1e-3)
 
 
-# ---- published forms and equalities --------------------------------------------------------------------------------
+# ---- published forms and equalities ---------------------------------------------------------------------
 
 
 def published_mean(x, v, t, step, g2):
@@ -266,7 +266,7 @@ def test_euler_on_the_rectified_flow_is_x_minus_step_times_v() -> None:
     torch.testing.assert_close(Euler().transition(x, v, t, t_next).mean, x - (t - t_next)[:, None] * v)
 
 
-# ---- the ends and odd steps ----------------------------------------------------------------------------------------
+# ---- the ends and odd steps -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("t_next", [0.999, 0.9, 0.5, 1e-3])
@@ -281,7 +281,8 @@ def test_first_step_of_sage_has_positive_variance() -> None:
     t_next = torch.linspace(1e-6, 1 - 1e-6, 999, dtype=torch.float64)
     s = SAGE(0.7).coefficients(f64(1.0), t_next)[2]
     assert (s > 0).all() and torch.isfinite(s).all()
-    assert (s**2 <= 0.49 * math.log(2)).all()
+    # Integrated from t' up to the middle of t' and 1: eta^2 [log 2 - (1 - t') / 2].
+    torch.testing.assert_close(s**2, 0.49 * (math.log(2) - (1 - t_next) / 2), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -298,6 +299,12 @@ def test_coefficients_are_finite_for_every_step(name, path, dtype) -> None:
         a, b, s = path_form(starts[keep], ends[keep], path)
         assert torch.isfinite(a).all() and torch.isfinite(b).all() and torch.isfinite(s).all()
         assert (s >= 0).all()
+
+
+def test_exact_dance_sde_is_finite_below_its_floor() -> None:
+    """The floor under t' must not turn 1/t' - 1/t negative, where rho would be infinite."""
+    for coefficient in DanceSDE(0.3, "exact").coefficients(f64(1e-14), f64(0.0)):
+        assert torch.isfinite(coefficient)
 
 
 @noisy_kernels
@@ -336,7 +343,7 @@ def test_times_may_be_numbers_and_integers(path) -> None:
             torch.testing.assert_close(left, right)
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------------------
 
 
 @all_kernels

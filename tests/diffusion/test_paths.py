@@ -64,7 +64,9 @@ def test_rectified_flow_velocity_is_the_time_derivative_of_the_path() -> None:
     path = RectifiedFlow()
     x0, eps, t = triple()
     later = path.interpolate(x0, eps, t + 1e-6)
-    torch.testing.assert_close((later - path.interpolate(x0, eps, t)) / 1e-6, path.velocity(x0, eps, t), atol=1e-8, rtol=0)
+    torch.testing.assert_close(
+        (later - path.interpolate(x0, eps, t)) / 1e-6, path.velocity(x0, eps, t), atol=1e-8, rtol=0
+    )
     assert (path.velocity(x0, eps, t) == eps - x0).all()
 
 
@@ -73,7 +75,7 @@ def test_unknown_prediction_is_refused_with_the_choices() -> None:
         RectifiedFlow().velocity_from(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor(0.5), "noise")  # type: ignore[arg-type]
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------
+# ---- the table ------------------------------------------------------------------------------------------
 
 
 def test_table_entries_are_exact_for_float32_times() -> None:

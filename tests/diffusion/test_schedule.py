@@ -68,7 +68,7 @@ def test_numbers_that_make_no_grid_are_refused() -> None:
         Schedule(torch.tensor([1.0, 0.5, 0.0]), timesteps=torch.tensor([1, 2, 3]))
 
 
-# ---- diffusers -----------------------------------------------------------------------------------------------------
+# ---- diffusers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])

@@ -100,9 +100,7 @@ def test_log_ratio_keeps_the_digits_that_the_difference_of_densities_loses() -> 
     mean = torch.randn(8, 16, 16, 16, generator=generator)
     x = (mean + 0.1 * torch.randn(mean.shape, generator=generator)).float()
     shifted = mean + 1e-5 * torch.randn(mean.shape, generator=generator)
-    exact = (
-        (GaussianTransition(shifted.double(), 0.1).log_prob(x) - GaussianTransition(mean.double(), 0.1).log_prob(x))
-    )
+    exact = GaussianTransition(shifted.double(), 0.1).log_prob(x) - GaussianTransition(mean.double(), 0.1).log_prob(x)
     ours = GaussianTransition(shifted, 0.1).log_ratio(GaussianTransition(mean, 0.1), x)
     naive = GaussianTransition(shifted, 0.1).log_prob(x) - GaussianTransition(mean, 0.1).log_prob(x)
     error, naive_error = (ours - exact).abs().max(), (naive - exact).abs().max()
@@ -205,7 +203,7 @@ def test_transitions_of_different_steps_are_not_compared() -> None:
 
 
 def test_reduction_errors_say_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="'mean'.*'sum'"):
+    with pytest.raises(ValueError, match=r"'mean'.*'sum'"):
         reduce_elements(torch.zeros(2, 3), "max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rank >= 2"):
         reduce_elements(torch.zeros(3))
