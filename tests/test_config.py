@@ -366,7 +366,11 @@ def test_shipped_configs_are_complete_and_build(path, tmp_path):
     build(config)
     save(config, tmp_path / "saved.yaml")
     assert load_config(tmp_path / "saved.yaml") == config
-    assert path.read_text().lstrip().startswith("#"), "a config starts with what it shows, needs and reaches"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configs_start_with_what_they_show(path):
+    assert path.read_text().lstrip().startswith("#"), f"{path} needs a comment: what it shows, needs and reaches"
 
 
 def test_config_equality_ignores_where_it_came_from():
