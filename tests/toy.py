@@ -177,7 +177,10 @@ def make_loop(run_dir: Any, algorithm: Any, **changes: Any) -> Loop:
         "prompts": ToyPrompts(),
         "reward": HalfBrightness(),
     }
-    settings = {"trainer": trainer(**changes.pop("trainer", {})), "evaluation": evaluation(**changes.pop("evaluation", {}))}
+    settings = {
+        "trainer": trainer(**changes.pop("trainer", {})),
+        "evaluation": evaluation(**changes.pop("evaluation", {})),
+    }
     return Loop(run_dir=run_dir, algorithm=algorithm, **{**parts, **settings, **changes})
 
 

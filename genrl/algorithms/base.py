@@ -151,7 +151,10 @@ class Algorithm(Protocol):
         ...
 
     def before_update(self, velocity_fn: VelocityFn, generator: Generator, rollout: Rollout, batch: Batch) -> Rollout:
-        """Evaluate what belongs to the weights of the roll-out, before the first optimizer step moves them."""
+        """Evaluate what belongs to the weights of the roll-out, before the first optimizer step moves them.
+
+        Called for each minibatch with exactly the samples that its update will see.
+        """
         ...
 
     def units(self, rollout: Rollout, batch: Batch) -> list[Unit]:

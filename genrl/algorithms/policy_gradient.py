@@ -177,15 +177,12 @@ class PolicyGradient:
 
     def _means(self, velocity_fn: VelocityFn, rollout: Rollout, steps: list[int]) -> dict[int, Tensor]:
         """Means [B, ...] of the given steps under the weights in force, in the micro-batches of the update."""
-        minibatch = len(rollout) // self.minibatches
         parts = []
-        for start in range(0, len(rollout), max(minibatch, 1)):
-            block = rollout.select(slice(start, start + minibatch))
-            for rows in chunked(len(block), self.micro_batch):
-                part = block.select(rows)
-                for unit in self._group(steps):
-                    mean = self._replay(velocity_fn, part, unit).mean
-                    parts.append((unit, mean.reshape(len(unit), len(part), *mean.shape[1:])))
+        for rows in chunked(len(rollout), self.micro_batch):
+            part = rollout.select(rows)
+            for unit in self._group(steps):
+                mean = self._replay(velocity_fn, part, unit).mean
+                parts.append((unit, mean.reshape(len(unit), len(part), *mean.shape[1:])))
         joined: dict[int, list[Tensor]] = {k: [] for k in steps}
         for unit, mean in parts:
             for position, k in enumerate(unit):

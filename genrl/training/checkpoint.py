@@ -174,7 +174,8 @@ def rng_state() -> dict[str, Any]:
     """Global generators, for parts of users that draw from them."""
     import numpy as np
 
-    name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    state: Any = np.random.get_state()
+    name, keys, position, has_gauss, cached = state
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(keys.copy()).long(), position, has_gauss, cached),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -103,7 +104,8 @@ class RunWriter:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # a full disk was reported when the record was written
+                self._file.close()
         if self._board is not None:
             self._board.close()
 

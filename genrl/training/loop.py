@@ -6,14 +6,15 @@ micro-batches and processes and makes sure that nothing is lost.
 
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from genrl.algorithms.base import Algorithm, Batch, Metrics, Rollout, chunked
 from genrl.diffusion import NonFiniteError, RowNoise
 from genrl.generators.base import Generator
-from genrl.rewards import RewardError, as_compose, image_statistics
+from genrl.rewards import as_compose, image_statistics
 from genrl.training.checkpoint import (
     CheckpointError,
     any_problem,
@@ -39,6 +40,9 @@ from genrl.training.run_files import Summary, describe_run, dry_run_table, prepa
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, draw_prompts, seed_everything
 from genrl.training.settings import EvaluationSettings, TrainerSettings
+
+T = TypeVar("T")
+DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)
 
 
 class TrainingError(RuntimeError):
@@ -80,7 +84,8 @@ class Loop:
         self.iteration = 0  # completed iterations
         self.updates = 0
         self.cost = 0.0  # forward-equivalents so far: a backward counts two
-        self._stop = ""
+        self.evaluated = -1  # iteration of the last evaluation
+        self._stop = self._requested = ""
 
     # ---------------------------------------------------------------------------------------------- set-up
 
@@ -188,49 +193,84 @@ class Loop:
         status = "failed"
         try:
             with self._signals(), self._progress() as show:
-                if not found:
-                    self._evaluate(first=True)
+                self._look()
+                self._agree_to_stop()
                 while self.iteration < self.trainer.iterations and not self._stop:
                     self._guarded_iteration(worker)
                     show(self)
-                    done = self.iteration >= self.trainer.iterations
-                    every = self.evaluation.every
-                    if done or (every and self.iteration % every == 0):
-                        self._evaluate(last=done)
-                    elif self.trainer.preview_every and self.iteration % self.trainer.preview_every == 0:
-                        self._preview()
+                    self._look()
                     self._agree_to_stop()
-                    save_every = self.trainer.checkpoint_every
-                    if done or self._stop or (save_every and self.iteration % save_every == 0):
+                    every = self.trainer.checkpoint_every
+                    done = self.iteration >= self.trainer.iterations
+                    if done or self._stop or (every and self.iteration % every == 0):
                         self.save()
             status = self._stop or "finished"
+        except OSError as error:
+            if error.errno in DISK_PROBLEMS:
+                raise self._disk_problem(error) from error
+            raise
         finally:
             worker.close()
-            summary = Summary.of(self, status, time.time() - began)
-            if main:
-                write_summary(self, summary)
-            self.writer.close()
+            summary = self._close(status, time.time() - began)
         return summary
+
+    def _close(self, status: str, seconds: float) -> Summary:
+        """Write the summary; a disk that is full does not hide what went wrong before."""
+        summary = Summary.of(self, status, seconds)
+        try:
+            self.writer.close()
+            if self.accelerator.is_main_process:
+                write_summary(self, summary)
+        except OSError as error:
+            print(f"the summary of {self.run_dir} could not be written: {error}")
+        return summary
+
+    def _disk_problem(self, error: OSError) -> CheckpointError:
+        steps = list_checkpoints(self.run_dir)
+        left = f"the last complete checkpoint is {steps[-1][1]}" if steps else "there is no checkpoint yet"
+        return CheckpointError(
+            f"run directory {self.run_dir} cannot be written any more ({error}); {left}. Free the disk and run the "
+            "command again to go on from there"
+        )
+
+    def _look(self) -> None:
+        """Evaluate or draw a preview when this iteration is due for it."""
+        if self.evaluated == self.iteration:
+            return
+        done = self.iteration >= self.trainer.iterations
+        every, preview = self.evaluation.every, self.trainer.preview_every
+        if done or self.iteration == 0 or (every and self.iteration % every == 0):
+            self._evaluate(first=self.iteration == 0, last=done)
+        elif preview and self.iteration % preview == 0:
+            self._preview()
 
     def _guarded_iteration(self, worker: RewardWorker) -> None:
         """An iteration; when it cannot be completed, the state before it is saved first."""
+        self._iterate(*self._saving(lambda: self._sample(worker)))
+
+    def _saving(self, work: Callable[[], T]) -> T:
+        """The result of work that communicates nothing and moves no weights.
+
+        When it fails on any process, all of them save the last completed iteration and stop.
+        """
         error: Exception | None = None
         try:
-            sampled = self._sample(worker)
-        except (RewardError, ValueError, TypeError) as caught:
+            result = work()
+        except Exception as caught:
             error = caught
-        problem = any_problem(self.accelerator, "" if error is None else str(error))
+        problem = any_problem(self.accelerator, "" if error is None else str(error) or repr(error))
         if problem:
             self._save_before_failing()
             raise error if error is not None else TrainingError(f"another process failed: {problem}")
-        self._iterate(*sampled)
+        return result
 
     def _save_before_failing(self) -> None:
         if self.iteration and not any(i == self.iteration for i, _ in list_checkpoints(self.run_dir)):
             self.save()
 
-    def _iterate(self, rollout: Rollout, batch: Batch, raw: dict[str, Tensor], times: dict[str, float]) -> None:
+    def _iterate(self, rollout: Rollout, batch: Batch, local: dict[str, Tensor], times: dict[str, float]) -> None:
         began = time.perf_counter()
+        raw = {name: self._gather(value) for name, value in local.items()}
         metrics = self._advantages(rollout, batch, raw)
         rollout = metrics.pop("rollout")
         metrics |= self._update(rollout, batch)
@@ -261,7 +301,7 @@ class Loop:
         return batch, prompts
 
     def _sample(self, worker: RewardWorker) -> tuple[Rollout, Batch, dict[str, Tensor], dict[str, float]]:
-        """Samples of this process and the rewards of all: {name: [P, G]}."""
+        """Samples of this process with their rewards and image statistics, {name: [L]}."""
         began = time.perf_counter()
         rows = self.layout.local()
         chosen = draw_prompts(
@@ -280,15 +320,14 @@ class Loop:
         sampled = time.perf_counter()
         scores = [worker.wait(future, texts) for future, texts in futures]
         local = {name: torch.cat([s[name] for s in scores]) for name in sorted(scores[0])}
-        raw = {name: self._gather(value) for name, value in local.items()}
-        for name, _ in stats[0][1].items():
-            total = sum(n * values[name] for n, values in stats) / len(rows)
-            raw[f"stats/{name}"] = torch.tensor(total, dtype=torch.float64)
+        for name in stats[0][1]:  # a mean of means: every sample carries that of its batch
+            means = [torch.full((n,), values[name], dtype=torch.float64) for n, values in stats]
+            local[f"stats/{name}"] = torch.cat(means)
         times = {"time/rollout": sampled - began, "time/reward": time.perf_counter() - sampled}
         joined = Rollout.concatenate(parts)
         whole, _ = self._batch(rows, chosen)
         self._chosen = chosen
-        return joined, whole, raw, times
+        return joined, whole, local, times
 
     def _gather(self, values: Tensor) -> Tensor:
         """Local values [L] -> [P, G] in sample order, on every process."""
@@ -304,7 +343,7 @@ class Loop:
 
     def _advantages(self, rollout: Rollout, batch: Batch, raw: dict[str, Tensor]) -> dict[str, Any]:
         """Advantages over whole groups, then this process's rows of them."""
-        metrics: dict[str, Any] = {k: float(v) for k, v in raw.items() if k.startswith("stats/")}
+        metrics: dict[str, Any] = {k: float(v.mean()) for k, v in raw.items() if k.startswith("stats/")}
         rewards = {name: value for name, value in raw.items() if not name.startswith("stats/")}
         for name, value in rewards.items():
             scored = value[~torch.isnan(value)].double()
@@ -316,9 +355,13 @@ class Loop:
             scored = total[~torch.isnan(total)]
             metrics["reward/total"] = float(scored.mean()) if len(scored) else math.nan
         result = self.algorithm.advantages(counted, weights, torch.tensor(self._chosen))
-        keep = self.algorithm.keep(result.values)
+        # A sample that was not scored is left out altogether: an advantage of 0 alone would still let it take part in
+        # averages and regularisers.
+        nan = torch.stack([torch.isnan(value) for value in counted.values()]).any(0)  # [P, G]
+        missing = nan & (result.values == 0)
+        keep = self.algorithm.keep(result.values.masked_fill(missing, math.nan))
         local = rollout.rows
-        weight = torch.ones(self.layout.total) if keep is None else keep.float().flatten()
+        weight = (~missing if keep is None else keep & ~missing).float().flatten()
         metrics |= result.metrics
         metrics["rollout"] = replace(
             rollout,
@@ -331,14 +374,21 @@ class Loop:
     # ------------------------------------------------------------------------------------------------ update
 
     def _update(self, rollout: Rollout, batch: Batch) -> dict[str, float]:
-        rollout = self.algorithm.before_update(self.generator.velocity, self.generator, rollout, batch)
+        sampled, size = rollout.evaluations, self.layout.local_minibatch
+        minibatches = []
+        for m in range(self.algorithm.minibatches):
+            minibatch = self._without_left_out(rollout.select(slice(m * size, (m + 1) * size)))
+            if len(minibatch):
+                minibatch = self.algorithm.before_update(
+                    self.generator.velocity, self.generator, minibatch, batch
+                )
+            minibatches.append(minibatch)
+        evaluations = sampled + sum(minibatch.evaluations - sampled for minibatch in minibatches)
         units = self.algorithm.units(rollout, batch)
-        size = self.layout.local_minibatch
         first, later, common = Meter(), Meter(), Meter()
-        trained = 0
+        trained, self._updates_before = 0, self.updates
         for epoch in range(self.algorithm.inner_epochs):
-            for m in range(self.algorithm.minibatches):
-                minibatch = rollout.select(slice(m * size, (m + 1) * size))
+            for m, minibatch in enumerate(minibatches):
                 meter = first if epoch == m == 0 else later
                 trained += self._accumulate(minibatch, m, units, meter, common)
                 if epoch == m == 0:
@@ -348,17 +398,21 @@ class Loop:
                 norm = self._step()
                 common.add({"grad/norm": norm, "grad/norm_max": norm})
         self.algorithm.after_update()
-        self.cost += self._world * (rollout.evaluations + 3.0 * trained)
+        self.cost += self._world * (evaluations + 3.0 * trained)
         values = common.result(self.accelerator) | self.monitor.by_step(
             gap, later.result(self.accelerator) if later else gap, self.algorithm.train_sampler()
         )
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         return values
 
+    def _without_left_out(self, minibatch: Rollout) -> Rollout:
+        """Left-out samples cost nothing; over several processes they stay, since all must make the same passes."""
+        if self._world > 1 or minibatch.weight is None or bool(minibatch.weight.all()):
+            return minibatch
+        return minibatch.select(minibatch.weight.nonzero()[:, 0])
+
     def _accumulate(self, minibatch: Rollout, m: int, units: list[Any], meter: Meter, common: Meter) -> int:
         """Gradients of one minibatch, one backward a unit; returns the forwards spent."""
-        if self._world == 1 and minibatch.weight is not None and bool((minibatch.weight == 0).any()):
-            minibatch = minibatch.select(minibatch.weight.nonzero()[:, 0])  # left-out samples cost nothing
         # The mean is over the kept samples of the minibatch on all processes; gradients are averaged over processes.
         kept = self._weight_table[self._minibatch_rows(m)].sum().clamp(min=1).item() / self._world
         work = [(part, unit) for part in chunked(len(minibatch), self.algorithm.micro_batch) for unit in units]
@@ -367,7 +421,7 @@ class Loop:
             last = i == len(work) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.generator.module):
                 loss, metrics = self.algorithm.loss(self.generator.velocity, micro, unit, units)
-                weighted = (loss * micro.weight).sum() / kept
+                weighted = (loss if micro.weight is None else loss * micro.weight).sum() / kept
                 self.accelerator.backward(weighted)
             share = len(micro) / max(len(minibatch), 1)
             meter.add(metrics, share)
@@ -387,11 +441,18 @@ class Loop:
         norm = self.accelerator.clip_grad_norm_(self.parameters, self.trainer.max_grad_norm)
         norm = torch.as_tensor(norm)
         if self.trainer.mixed_precision != "fp16" and not bool(torch.isfinite(norm)):
-            self._save_before_failing()
+            self.optimizer.zero_grad()
+            if self.updates == self._updates_before:  # else the weights are in the middle of an iteration
+                self._save_before_failing()
             raise NonFiniteError(
                 f"the gradient norm is {float(norm)} in iteration {self.iteration + 1}, update {self.updates + 1}; the "
                 "weights were not changed. Lower trainer.learning_rate, or use mixed_precision no or bf16"
             )
+        if not bool(norm):
+            # Nothing was learnt (no reward, or no spread in any group), so neither momentum nor weight decay may move
+            # the weights.
+            self.optimizer.zero_grad()
+            return norm.detach()
         warmup = self.trainer.warmup_updates
         factor = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
         for group in self.optimizer.param_groups:
@@ -426,14 +487,16 @@ class Loop:
         values: dict[str, Any] = {}
         with self._weights():
             samples = self._draw(settings.samples_per_prompt)
-            values |= {f"eval/{k}": v for k, v in measure(samples, self.reward, settings.gauges).items()}
+            found = self._saving(lambda: measure(samples, self.reward, settings.gauges))
+            values |= {f"eval/{k}": v for k, v in found.items()}
             if settings.train_sampler == "always" or (settings.train_sampler == "ends" and (first or last)):
                 own = self._draw(settings.samples_per_prompt, own=True)
-                found = measure(own, self.reward, settings.gauges)
+                found = self._saving(lambda: measure(own, self.reward, settings.gauges))
                 values |= {f"eval_train_sampler/{k}": v for k, v in found.items()}
         values["eval/weight_change"] = change_norm(self.parameters, self.start)
         values["eval/uses_ema"] = float(self.ema is not None)
         self.writer.write("eval", self.iteration, values)
+        self.evaluated = self.iteration
         if self.accelerator.is_main_process:
             save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
         best, messages, stop = self.monitor.after_evaluation(self.iteration, values)
@@ -469,6 +532,7 @@ class Loop:
             "iteration": self.iteration,
             "updates": self.updates,
             "cost": self.cost,
+            "evaluated": self.evaluated,
             "weights": {k: v.detach().cpu() for k, v in self.generator.state_dict().items()},
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
@@ -478,10 +542,13 @@ class Loop:
         }
         keep = self.trainer.keep_checkpoints if name is None else None
         name = step_name(self.iteration) if name is None else name
-        with self._weights():  # what is exported is what was evaluated
-            return save_checkpoint(
-                self.run_dir, name, state, self.generator.save_pretrained, self.accelerator, keep
-            )
+
+        def export(folder: Path) -> None:  # what is exported is what was evaluated
+            # The state above holds the live weights by reference, so the average takes their place only here.
+            with self._weights():
+                self.generator.save_pretrained(folder)
+
+        return save_checkpoint(self.run_dir, name, state, export, self.accelerator, keep)
 
     def _load(self, folder: Path) -> None:
         state = load_state(folder)
@@ -502,6 +569,7 @@ class Loop:
                 "with, or start anew with --resume never"
             ) from error
         self.iteration, self.updates, self.cost = state["iteration"], state["updates"], state["cost"]
+        self.evaluated = state["evaluated"]
         restore_rng(folder, self.accelerator.process_index)
 
     # ------------------------------------------------------------------------------------- stopping, progress
@@ -516,9 +584,9 @@ class Loop:
             return
 
         def request(number: int, frame: Any) -> None:
-            if self._stop:
+            if self._requested:
                 raise KeyboardInterrupt
-            self._stop = "interrupted"
+            self._requested = "interrupted"
             if self.accelerator.is_main_process:
                 print(f"\n{signal.Signals(number).name}: finishing the iteration and saving; repeat to stop at once")
 
@@ -530,7 +598,8 @@ class Loop:
                 signal.signal(number, handler)
 
     def _agree_to_stop(self) -> None:
-        self._stop = any_problem(self.accelerator, self._stop)
+        """Take over a request to stop, on every process at the same iteration."""
+        self._stop = any_problem(self.accelerator, self._stop or self._requested)
 
     @contextmanager
     def _progress(self) -> Iterator[Any]:

@@ -169,7 +169,8 @@ def sizes(loop: Loop) -> dict[str, float]:
 
 def dry_run_table(loop: Loop) -> dict[str, Any]:
     """Everything a run would need: parts, sizes, network evaluations, memory by part."""
-    loop.generator.build(loop.device)  # an untrained network of the right shape is enough to measure
+    # An untrained network of the right shape is enough to measure.
+    getattr(loop.generator, "build", loop.generator.prepare)(loop.device)
     loop.algorithm.configure(loop.generator)
     loop.parameters = loop.generator.trainable()
     sampler = loop.algorithm.train_sampler()

@@ -84,7 +84,7 @@ def test_noise_neither_reads_nor_moves_the_global_generators():
 
 
 def test_noise_for_another_number_of_rows_is_refused():
-    with pytest.raises(ValueError, match="3 rows .* 2 rows"):
+    with pytest.raises(ValueError, match=r"3 rows .* 2 rows"):
         RowNoise.of(KEY, [0, 1])(0, (3, *SHAPE))
 
 
