@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/genrl train $(DEMO) run_dir=$(DEMO_RUN)
-	$(BIN)/genrl report $(DEMO_RUN)
+	@echo "Report, with samples before and after: $(CURDIR)/$(DEMO_RUN)/report.html"
 
 test: export HF_HUB_OFFLINE = 1
 test: $(STAMP)

@@ -191,7 +191,7 @@ def _print_table(values: dict[str, Any], title: str) -> None:
 
     table = Table(box=None, show_header=False, title=escape(title), title_justify="left", pad_edge=False)
     for key, value in _flat(values):
-        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        text = f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
         table.add_row(escape(key), escape(f"{value:.4g}" if isinstance(value, float) else text))
     _console(100).print(table)
 
