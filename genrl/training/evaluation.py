@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,9 +164,11 @@ def save_image(picture: Tensor, path: Path) -> None:
 
     pixels = (picture * 255).round().byte()
     image = Image.fromarray(pixels[0].numpy()) if len(pixels) == 1 else Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    buffer = io.BytesIO()  # Pillow hides the reason when it cannot write to a file itself
+    image.save(buffer, format="PNG")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name("." + path.name)
-    image.save(temporary, format="PNG")
+    temporary.write_bytes(buffer.getvalue())
     temporary.replace(path)
 
 
