@@ -142,6 +142,9 @@ class DigitsGenerator(TokenDiTGenerator):
     def encode(self, prompts: Sequence[str]) -> Tensor:
         return torch.tensor([tokenize(prompt) for prompt in prompts], dtype=torch.long, device=self._device)
 
+    def base_config(self) -> dict[str, Any]:
+        return {**super().base_config(), "templates": BASE_TEMPLATES}
+
     def training_data(self) -> tuple[Tensor, Tensor]:
         part = load_digits_split().generator
         ways = torch.tensor(

