@@ -193,4 +193,8 @@ def rows(run_dir: Any, kind: str | None = None) -> list[dict[str, Any]]:
 
 def weights(loop: Loop) -> Tensor:
     """All trainable weights as one vector."""
-    return torch.cat([p.detach().flatten() for p in loop.generator.trainable()])
+    return weights_of(loop.generator)
+
+
+def weights_of(generator: ToyGenerator) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in generator.trainable()])

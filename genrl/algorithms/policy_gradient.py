@@ -112,6 +112,12 @@ class PolicyGradient:
         self.inner_epochs, self.minibatches, self.micro_batch = inner_epochs, minibatches, micro_batch
         self.steps_per_forward, self.anchor = max(1, steps_per_forward), anchor
         self.needs_reference = kl_weight > 0
+        if getattr(self.surrogate, "on_policy_only", False) and inner_epochs * minibatches > 1:
+            raise ValueError(
+                f"{type(self.surrogate).__name__} has no ratio that would correct for weights that have moved, so it "
+                f"allows one update a roll-out, but minibatches = {minibatches} and inner_epochs = {inner_epochs}; set "
+                "minibatches: 1 and inner_epochs: 1"
+            )
         self.sampler: Sampler | None = None
 
     def configure(self, generator: Generator) -> None:

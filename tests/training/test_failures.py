@@ -1,5 +1,6 @@
 """What goes wrong in a run is said clearly, and nothing that was computed is lost."""
 
+import io
 import os
 import resource
 import signal
@@ -303,7 +304,7 @@ def test_a_disk_that_fills_up_in_mid_run_is_reported_and_the_run_resumes_from_th
     if pid == 0:
         code = 9
         try:
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # the limit holds for captured output, too
+            sys.stdout = sys.stderr = io.StringIO()  # the limit holds for captured output, too
             loop = toy.make_loop(run, algorithm, trainer=settings, evaluation={"every": 1})
             original = loop._guarded_iteration
 
