@@ -26,6 +26,7 @@ class BaseRecipe:
         batch_size: images per step.
         learning_rate: peak of a cosine that ends at 0, after a linear rise over the first twentieth (AdamW).
         weight_decay: of AdamW.
+        max_grad_norm: gradients of a larger norm are scaled down to it.
         null_probability: share of images whose condition is replaced by the null condition (Ho and Salimans 2022).
     """
 
@@ -34,6 +35,7 @@ class BaseRecipe:
     batch_size: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
     null_probability: float = 0.1
 
     def learning_rate_factor(self, step: int) -> float:
@@ -97,6 +99,8 @@ def train_flow_base(
             loss = (output - path.velocity(x0, eps, t)).square().mean()
             optimizer.zero_grad()
             loss.backward()
+            # Without it one large early step can leave a base that never learns its conditions.
+            nn.utils.clip_grad_norm_(network.parameters(), recipe.max_grad_norm)
             optimizer.step()
             scheduler.step()
             losses.append(loss.item())

@@ -62,15 +62,16 @@ def render_text(text: str, rng: np.random.Generator) -> np.ndarray:
 class RenderedTextGenerator(TokenDiTGenerator):
     """Printed two-digit strings from prompts such as 'the text "42"'.
 
-    The base is trained on renderings of all hundred strings, with the two characters as tokens that the patches attend
-    to. It takes minutes instead of the digits' seconds: use it for rewards that read (OCR).
+    The base (0.54 M parameters) is trained on renderings of all hundred strings, with the two characters as tokens that
+    modulate the blocks and that the patches attend to. It takes minutes instead of the digits' seconds: use it for rewards that read (OCR).
 
     Args:
         dim: width of the transformer, a multiple of `heads` and of 4.
         depth: blocks.
         heads: attention heads.
         patch: side of a patch; 4 gives 24 patches.
-        base_steps: steps of base training, 64 images each.
+        base_steps: steps of base training, 64 images each. After 2200 (160 CPU seconds) rapidocr reads 66 % of the
+            samples of 20 ODE steps exactly, and its mean score 1 - edit distance / 2 is 0.80.
         base_seed: seed of base training and of the renderings.
         renderings: images of each string.
         path, guidance_scale, lora, cache_dir: as for `DigitsGenerator`.
