@@ -18,8 +18,8 @@ from genrl.training.prompts import Prompt
 __all__ = ["DigitPrompts", "DigitsGenerator", "DigitsPart", "DigitsSplit", "load_digits_split"]
 
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-TRAIN_TEMPLATES = ("a handwritten {word}",)
-HELD_OUT_TEMPLATES = ("the digit {digit}",)
+TRAIN_TEMPLATES = ("a handwritten {word}", "number {digit}")
+HELD_OUT_TEMPLATES = ("a drawing of the number {word}",)
 # The base learns all of them with words and with numerals; prompts may also be any other sentence of these words.
 BASE_TEMPLATES = (
     "{}",
@@ -109,7 +109,7 @@ class DigitsGenerator(TokenDiTGenerator):
         dim: int = 64,
         depth: int = 3,
         heads: int = 4,
-        base_steps: int = 480,
+        base_steps: int = 500,
         base_seed: int = 0,
         path: PathName = "rectified_flow",
         guidance_scale: float | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from genrl.diffusion.paths import Path, VariancePreserving
 
 # Part of every base's cache key: raise it when a change of this file, of the networks or of the data changes the bases.
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 
 @dataclass(frozen=True)

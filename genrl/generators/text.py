@@ -63,7 +63,8 @@ class RenderedTextGenerator(TokenDiTGenerator):
     """Printed two-digit strings from prompts such as 'the text "42"'.
 
     The base (0.54 M parameters) is trained on renderings of all hundred strings, with the two characters as tokens that
-    modulate the blocks and that the patches attend to. It takes minutes instead of the digits' seconds: use it for rewards that read (OCR).
+    modulate the blocks and that the patches attend to. It takes minutes instead of the digits' seconds: use it for
+    rewards that read (OCR).
 
     Args:
         dim: width of the transformer, a multiple of `heads` and of 4.
