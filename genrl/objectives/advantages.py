@@ -1,8 +1,8 @@
 """From rewards to advantages: who did better than the others of the group, and by how much.
 
 Rewards are [P, G], P prompts with G samples each, or a dict of several. NaN means "not scored": such a sample gets the
-advantage 0 and enters no statistic. Groups whose scored rewards are all equal get exactly 0. Statistics are float64, so
-that they do not depend on the order of summation; results are float32.
+advantage 0 and enters no statistic. Rewards that are all equal where the mean is taken (in the group, or in the batch)
+give exactly 0. Statistics are float64, so that they do not depend on the order of summation; results are float32.
 """
 
 from __future__ import annotations
@@ -60,18 +60,22 @@ def group_relative(
 
     Args:
         rewards: [P, G], or {name: [P, G]} which are summed with their weights.
-        mean_scope: what is subtracted: the mean of the group, or of all.
-        std_scope: what is divided by: the standard deviation (population) of the group, of all, or nothing.
+        mean_scope: what is subtracted: the mean of the group, or of all. A group of equal rewards teaches nothing under
+            the first, and does under the second, where it is compared with the other groups.
+        std_scope: what is divided by: the standard deviation (population) of the group, of all, or nothing. Where it
+            is 0 the advantage is 0.
         leave_one_out: multiply centred rewards by n / (n - 1), which is the mean of the *others* as baseline (RLOO).
         per_reward: normalise every reward by itself and add the results with their weights (GDPO, arXiv 2601.05242);
-            otherwise normalise the weighted sum.
+            otherwise normalise the weighted sum. A sample that some rewards scored and others did not counts with
+            those that did; in the sum it is not scored.
         whiten: divide the result by its standard deviation over the batch, as GDPO does after the sum.
-        weights: of the rewards by name; 1 where absent.
+        weights: of the rewards by name; 1 where absent, and a reward of weight 0 is ignored, NaN included.
         eps: added to standard deviations.
         clip: largest absolute value, or None.
 
     Raises:
-        ValueError: for a shape other than [P, G], different shapes, infinite rewards, or an unknown scope.
+        ValueError: for a shape other than [P, G], different shapes, infinite rewards, an unknown scope, or the weight
+            of a reward that is not there.
     """
     named = _check(rewards)
     for name, value, allowed in [
@@ -80,18 +84,16 @@ def group_relative(
     ]:
         if value not in allowed:
             raise ValueError(f"{name} = {value!r} is unknown; allowed are {', '.join(allowed)}")
-    scale = {name: 1.0 if weights is None else float(weights.get(name, 1.0)) for name in named}
-
-    def normalise(r: Tensor) -> Tensor:
-        return _normalise(r, mean_scope, std_scope, leave_one_out, eps)
-
+    scale = _scale(named, weights)
     if per_reward:
-        result = sum((scale[name] * normalise(r) for name, r in named.items()), torch.zeros(1, dtype=torch.float64))
+        parts = {n: _normalise(r, mean_scope, std_scope, leave_one_out, eps) for n, r in named.items()}
+        result = _weighted_sum(parts, scale)
     else:
-        result = normalise(_weighted_sum(named, scale))
-    if whiten:
-        spread = result.std(correction=0)
-        result = result / (spread + eps) if bool(spread > 0) else result
+        result = _normalise(_weighted_sum(named, scale), mean_scope, std_scope, leave_one_out, eps)
+    if whiten:  # the mean over the batch is 0 already
+        counted = [~torch.isnan(r) for name, r in named.items() if scale[name] != 0]
+        scored = torch.stack(counted).any(0).sum() if counted else torch.ones(())
+        result = _divide(result, (result.square().sum() / scored.clamp(min=1)).sqrt(), eps)
     if clip is not None:
         result = result.clamp(-clip, clip)
     return result.float()
@@ -110,41 +112,59 @@ def _check(rewards: Rewards) -> dict[str, Tensor]:
         infinite = value[torch.isinf(value)]
         if len(infinite):
             raise ValueError(
-                f"reward {name!r} holds {infinite[0].item()} ({len(infinite)} infinite values); rewards must be finite, "
-                "or NaN for samples that are not scored"
+                f"reward {name!r} holds {infinite[0].item()} ({len(infinite)} infinite values); rewards must be "
+                "finite, or NaN for samples that are not scored"
             )
     return {name: value.detach().double() for name, value in named.items()}
+
+
+def _scale(named: dict[str, Tensor], weights: Mapping[str, float] | None) -> dict[str, float]:
+    unknown = sorted(set(weights or {}) - set(named))
+    if unknown:
+        raise ValueError(
+            f"weights are given for {', '.join(unknown)}, but the rewards are {', '.join(named)}; correct the names or "
+            "leave those weights out"
+        )
+    return {name: float((weights or {}).get(name, 1.0)) for name in named}
 
 
 def _weighted_sum(named: dict[str, Tensor], scale: dict[str, float]) -> Tensor:
     total = torch.zeros_like(next(iter(named.values())))
     for name, value in named.items():
-        total = total + scale[name] * value
+        if scale[name] != 0:  # 0 * NaN would be NaN
+            total = total + scale[name] * value
     return total
 
 
 def _normalise(r: Tensor, mean_scope: str, std_scope: str, leave_one_out: bool, eps: float) -> Tensor:
+    centred, count = _centre(_rows(r, mean_scope))
+    if leave_one_out:
+        centred = centred * count / (count - 1).clamp(min=1)
+    centred = centred.reshape(r.shape)
+    if std_scope == "none":
+        return centred
+    about, count = _centre(_rows(r, std_scope))
+    return _divide(centred, (about.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt(), eps)
+
+
+def _rows(r: Tensor, scope: str) -> Tensor:
+    """One row for each set over which a statistic is taken."""
+    return r if scope == "group" else r.reshape(1, -1)
+
+
+def _centre(r: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards less the mean of their row, [P, G], and how many are scored, [P, 1]."""
     scored = ~torch.isnan(r)
     filled = torch.where(scored, r, torch.zeros_like(r))
-    count = scored.sum(1, keepdim=True).double()  # [P, 1]
+    count = scored.sum(1, keepdim=True).double()
     mean = filled.sum(1, keepdim=True) / count.clamp(min=1)
-    flat = flat_groups(r)[:, None]
-    used = scored & (count >= 2)
-    if mean_scope == "batch":
-        mean = filled.sum() / scored.sum().clamp(min=1)
-        flat, used = torch.zeros_like(flat), scored
-    centred = torch.where(used & ~flat, filled - mean, torch.zeros_like(filled))
-    if leave_one_out:
-        n = count if mean_scope == "group" else scored.sum().double()
-        centred = centred * n / (n - 1).clamp(min=1)
-    if std_scope == "group":
-        std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
-        return centred / (std + eps)
-    if std_scope == "batch":
-        overall = filled.sum() / scored.sum().clamp(min=1)
-        spread = torch.where(scored, filled - overall, torch.zeros_like(filled)).square().sum()
-        return centred / ((spread / scored.sum().clamp(min=1)).sqrt() + eps)
-    return centred
+    # The mean of equal numbers may differ from them by rounding.
+    return torch.where(scored & ~flat_groups(r)[:, None], filled - mean, torch.zeros_like(filled)), count
+
+
+def _divide(values: Tensor, spread: Tensor, eps: float) -> Tensor:
+    """values / (spread + eps), and 0 where there is no spread."""
+    return torch.where(spread > 0, values / (spread + eps), torch.zeros_like(values))
 
 
 def flat_groups(r: Tensor) -> Tensor:
@@ -155,20 +175,25 @@ def flat_groups(r: Tensor) -> Tensor:
     return high <= low
 
 
-def reward_metrics(rewards: Rewards, weights: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Shares of flat groups and unscored samples, and each reward's share of the variance within groups."""
+def reward_metrics(
+    rewards: Rewards, weights: Mapping[str, float] | None = None, per_reward: bool = False
+) -> dict[str, float]:
+    """Shares of flat groups and unscored samples, and each reward's share of the variance within groups.
+
+    A group is flat when its weighted sum is, or with ``per_reward`` when each of its rewards is.
+    """
     named = _check(rewards)
-    scale = {name: 1.0 if weights is None else float(weights.get(name, 1.0)) for name in named}
+    scale = _scale(named, weights)
     total = _weighted_sum(named, scale)
+    flat = flat_groups(total)
+    if per_reward:
+        flat = torch.stack([flat_groups(r) for n, r in named.items() if scale[n] != 0] or [flat]).all(0)
     metrics = {
-        "advantage/zero_std_groups": float(flat_groups(total).double().mean()),
+        "advantage/zero_std_groups": float(flat.double().mean()),
         "advantage/nan_share": float(torch.isnan(total).double().mean()),
     }
     if len(named) > 1:
-        spread = {
-            name: float(_normalise(scale[name] * value, "group", "none", False, 0.0).square().sum())
-            for name, value in named.items()
-        }
+        spread = {name: float(_centre(scale[name] * value)[0].square().sum()) for name, value in named.items()}
         whole = sum(spread.values())
         metrics |= {f"advantage/variance_share_{name}": v / whole if whole else 0.0 for name, v in spread.items()}
     return metrics
@@ -205,7 +230,8 @@ class GroupRelative:
         self, rewards: Rewards, weights: Mapping[str, float] | None = None, prompt_ids: Tensor | None = None
     ) -> Advantages:
         values = group_relative(rewards, weights=weights, **self.settings)
-        return Advantages(values, reward_metrics(rewards, weights) | _value_metrics(values))
+        metrics = reward_metrics(rewards, weights, self.settings["per_reward"])
+        return Advantages(values, metrics | _value_metrics(values))
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -258,10 +284,10 @@ class RunningAdvantage:
         self, rewards: Rewards, weights: Mapping[str, float] | None = None, prompt_ids: Tensor | None = None
     ) -> Advantages:
         named = _check(rewards)
-        scale = {name: 1.0 if weights is None else float(weights.get(name, 1.0)) for name in named}
-        total = _weighted_sum(named, scale)  # [P, G]
-        if prompt_ids is None or len(prompt_ids) != len(total):
-            raise ValueError(f"running statistics need prompt_ids [P] for {len(total)} prompts, got {prompt_ids}")
+        total = _weighted_sum(named, _scale(named, weights))  # [P, G]
+        if prompt_ids is None or prompt_ids.shape != (len(total),):
+            given = "none" if prompt_ids is None else f"shape {tuple(prompt_ids.shape)}"
+            raise ValueError(f"running statistics need prompt_ids [{len(total)}], one integer a prompt; got {given}")
         scored = ~torch.isnan(total)
         kept = total[scored]
         values = torch.zeros_like(total)
@@ -290,16 +316,19 @@ class RunningAdvantage:
 def best_and_worst(values: Tensor, k: int) -> Tensor:
     """bool [P, G]: the k best and the k worst of each group; NaN is never kept.
 
+    Of equal values, the earlier counts as the worse, so that 2 k are kept whenever that many are scored.
+
     Raises:
         ValueError: when 2 k is more than G.
     """
-    if not 1 <= k <= values.shape[1] // 2:
-        raise ValueError(f"k = {k} best and worst do not fit groups of {values.shape[1]}; use 1 to {values.shape[1] // 2}")
+    size = values.shape[1]
+    if not 1 <= k <= size // 2:
+        allowed = f"use 1 to {size // 2}" if size > 1 else "sample at least 2 a prompt"
+        raise ValueError(f"k = {k} best and {k} worst do not fit groups of {size}; {allowed}")
     scored = ~torch.isnan(values)
-    best = torch.where(scored, values, torch.full_like(values, -torch.inf)).topk(k, 1).indices
-    worst = torch.where(scored, values, torch.full_like(values, torch.inf)).topk(k, 1, largest=False).indices
-    keep = torch.zeros_like(scored)
-    return keep.scatter(1, best, True).scatter(1, worst, True) & scored
+    order = torch.where(scored, values, torch.full_like(values, torch.inf)).argsort(dim=1, stable=True)
+    rank = order.argsort(dim=1)  # [P, G], the unscored last
+    return scored & ((rank < k) | (rank >= scored.sum(1, keepdim=True) - k))
 
 
 def _value_metrics(values: Tensor) -> dict[str, float]:

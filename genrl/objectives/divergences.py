@@ -11,10 +11,11 @@ from genrl.diffusion import Reduction, reduce_elements
 
 
 def expand(value: Tensor | float, like: Tensor) -> Tensor | float:
-    """A number or [B] tensor, shaped to broadcast against ``like`` [B, ...]."""
-    if isinstance(value, Tensor) and value.dim() == 1:
-        return value.reshape(-1, *(1,) * (like.dim() - 1))
-    return value
+    """A number or [B] tensor, shaped to broadcast against ``like`` [B, ...], in its dtype and on its device."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(like)
+    return value.reshape(-1, *(1,) * (like.dim() - 1)) if value.dim() == 1 else value
 
 
 def gaussian_kl(
@@ -27,7 +28,15 @@ def gaussian_kl(
         std: a positive number or [B].
         reduction: ``"sum"`` is the KL of the D-dimensional Gaussians, ``"mean"`` that divided by D.
         weight: optional weights of the elements.
+
+    Raises:
+        ValueError: for a std that is a number and not positive.
     """
+    if not isinstance(std, Tensor) and not std > 0:
+        raise ValueError(
+            f"the KL between transitions with std = {std} does not exist; std must be positive, so leave deterministic "
+            "steps out"
+        )
     shift = mean.float() - other.float()
     return reduce_elements(shift * shift / (2 * expand(std, shift) ** 2), reduction, weight)
 
@@ -55,7 +64,7 @@ def kl_penalty(
     if form not in ("exact", "flow_grpo"):
         raise ValueError(f"kl_form {form!r} is unknown; allowed are 'exact' and 'flow_grpo'")
     exact = gaussian_kl(mean, reference, std, reduction)
-    return exact if form == "exact" else exact * dt
+    return exact if form == "exact" else exact * expand(dt, exact)
 
 
 def ratio_ess(kl: Tensor) -> Tensor:

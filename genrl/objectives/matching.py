@@ -48,8 +48,10 @@ def nft_loss(
         path: of the velocity; rectified flow by default.
 
     Raises:
-        ValueError: for another form.
+        ValueError: for another form, or a beta that is not positive.
     """
+    if not beta > 0:
+        raise ValueError(f"beta = {beta} must be positive; 1.0 is the published value")
     if form not in ("x0", "velocity"):
         raise ValueError(f"form {form!r} is unknown; allowed are 'x0' and 'velocity'")
     path = RectifiedFlow() if path is None else path
@@ -60,8 +62,9 @@ def nft_loss(
     if form == "x0":
         plus, minus = (_scaled_error(x, x0) / beta for x in (x_positive, x_negative))
     else:
-        # On a path that is linear in v, v* is the v whose prediction is x0: v* = v + (x0 - x_hat) / q.
-        q = path.prediction_coefficients(t)[0][1].reshape(-1, *(1,) * (x0.dim() - 1))
+        # On a path that is linear in v, v* is the v whose prediction is x0: v* = v + (x0 - x_hat) / q. Near t = 0,
+        # where q vanishes, x_t no longer tells v* from rounding; the floor fades those samples out.
+        q = path.prediction_coefficients(t)[0][1].abs().clamp(min=1e-4).reshape(-1, *(1,) * (x0.dim() - 1))
         plus, minus = (((x - x0) / q).square().flatten(1).mean(1) for x in (x_positive, x_negative))
     return r * plus + (1 - r) * minus
 

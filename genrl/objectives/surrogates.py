@@ -57,6 +57,13 @@ class StepTerms:
     dim: int
     reduction: Reduction
 
+    def __post_init__(self) -> None:
+        # A schedule's float64 must not raise the loss to float64.
+        for name in ("advantage", "a", "std", "dt", "kappa"):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                object.__setattr__(self, name, value.to(self.log_ratio))
+
 
 class Surrogate(Protocol):
     """What the policy-gradient algorithm needs of a surrogate.
@@ -85,7 +92,8 @@ def auto_clip_range(
     for the mean reduction and N(-D delta^2/2, D delta^2) for the sum. "One standard deviation at the relative shift k*"
     is therefore
 
-        k* / sqrt(D)  (mean)      k* sqrt(D)  (sum)      times s after GRPO-Guard's normalisation, which multiplies by s.
+        k* / sqrt(D)  (mean)      k* sqrt(D)  (sum)      times s after GRPO-Guard's normalisation, which multiplies
+                                                         by s.
 
     Args:
         dim: D. std: s. reduction: of the log-ratio. normalized: whether it was multiplied by s.
@@ -102,25 +110,29 @@ def _bounds(
     trust_region: float,
 ) -> tuple[Number, Number]:
     """(low, high) on the log scale of the clipped quantity, for ratios in [1 - c_low, 1 + c_high]."""
-    if clip_range == "auto":
+    if isinstance(clip_range, str):  # "auto", the only name that check_clip_range accepts
         width = auto_clip_range(terms.dim, terms.std, terms.reduction, normalized, trust_region)
         return -width, width  # symmetric in the log, where the derivation of the rule lives
     low, high = (clip_range, clip_range) if isinstance(clip_range, (int, float)) else clip_range
     return math.log1p(-float(low)), math.log1p(float(high))
 
 
-def check_clip_range(clip_range: Any) -> None:
-    """Refuse what is not ``"auto"``, a number in (0, 1), or a pair of them.
+def check_clip_range(clip_range: Any, trust_region: float = 0.02) -> None:
+    """Refuse what is not ``"auto"``, a number in (0, 1), or a pair of them, and a trust region that is not positive.
 
     Raises:
-        ValueError: naming the value.
+        ValueError: naming the value and what to use.
     """
-    if clip_range == "auto":
+    if not trust_region > 0:
+        raise ValueError(f"trust_region = {trust_region} must be positive; 0.02 is the default")
+    if isinstance(clip_range, str) and clip_range == "auto":
         return
-    values = [clip_range] if isinstance(clip_range, (int, float)) else clip_range
-    valid = isinstance(values, Sequence) and not isinstance(values, str) and len(values) in (1, 2)
-    if not valid or not all(isinstance(v, (int, float)) and 0 < v < 1 for v in values):
-        raise ValueError(f"clip_range = {clip_range!r}; allowed are 'auto', a number in (0, 1), or [low, high]")
+    pair = isinstance(clip_range, (list, tuple)) and len(clip_range) == 2
+    if not all(isinstance(v, (int, float)) and 0 < v < 1 for v in (clip_range if pair else [clip_range])):
+        raise ValueError(
+            f"clip_range = {clip_range!r}; allowed are 'auto', a number in (0, 1) or two of them as [low, high]; use "
+            "'auto' if no published value is to be reproduced"
+        )
 
 
 def clipped(log_ratio: Tensor, advantage: Tensor, low: Number, high: Number) -> tuple[Tensor, Tensor]:
@@ -177,7 +189,7 @@ class PPOClip:
     on_policy_only = False
 
     def __post_init__(self) -> None:
-        check_clip_range(self.clip_range)
+        check_clip_range(self.clip_range, self.trust_region)
 
     def clip_bounds(self, terms: StepTerms) -> tuple[Number, Number]:
         return _bounds(self.clip_range, terms, False, self.trust_region)
@@ -218,7 +230,7 @@ class Guard:
     on_policy_only = False
 
     def __post_init__(self) -> None:
-        check_clip_range(self.clip_range)
+        check_clip_range(self.clip_range, self.trust_region)
         if self.delta_form not in ("inv_dt", "beta_over_dt", "inv_kappa", "none"):
             raise ValueError(
                 f"delta_form = {self.delta_form!r} is unknown; allowed are inv_dt, beta_over_dt, inv_kappa, none"
@@ -262,17 +274,19 @@ class FlowDPPO:
 
     def __post_init__(self) -> None:
         if not self.kl_threshold > 0:
-            raise ValueError(f"kl_threshold = {self.kl_threshold} must be positive")
+            raise ValueError(
+                f"kl_threshold = {self.kl_threshold} must be positive; 1e-5 is the default and inf masks nothing"
+            )
 
     def clip_bounds(self, terms: StepTerms) -> None:
         return None
 
     def __call__(self, terms: StepTerms) -> tuple[Tensor, Metrics]:
         limit = self.kl_threshold * (1 if terms.reduction == "mean" else terms.dim)
-        l, advantage = terms.log_ratio, terms.advantage
-        outward = ((advantage > 0) & (l > 0)) | ((advantage < 0) & (l < 0))
+        log_ratio, advantage = terms.log_ratio, terms.advantage
+        outward = ((advantage > 0) & (log_ratio > 0)) | ((advantage < 0) & (log_ratio < 0))
         cut = outward & (terms.kl_old.detach() > limit)
-        loss = -l.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * advantage
+        loss = -log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * advantage
         loss = torch.where(cut | (advantage == 0), torch.zeros_like(loss), loss)
         return loss, _measure(terms, cut, cut)
 
