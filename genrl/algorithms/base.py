@@ -171,8 +171,8 @@ class Algorithm(Protocol):
         """Called at the end of an iteration."""
         ...
 
-    def forwards_per_sample(self) -> dict[str, float]:
-        """{"sample": ..., "no_grad": ..., "train": ...} network evaluations a sample costs an iteration."""
+    def forwards_per_sample(self, group_size: int = 1) -> dict[str, float]:
+        """{"sample": ..., "no_grad": ..., "train": ...} network evaluations a sample costs in the first iteration."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

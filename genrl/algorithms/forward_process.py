@@ -184,7 +184,7 @@ class ForwardProcess:
         if self._old is not None:
             self._old.update(self.old_decay)
 
-    def forwards_per_sample(self) -> dict[str, float]:
+    def forwards_per_sample(self, group_size: int = 1) -> dict[str, float]:
         return {
             "sample": float(self.steps),
             "no_grad": float(self.draws * (1 + int(self.kl_weight > 0))),

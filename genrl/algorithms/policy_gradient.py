@@ -249,11 +249,16 @@ class PolicyGradient:
     def after_update(self) -> None:
         """Nothing to do."""
 
-    def forwards_per_sample(self) -> dict[str, float]:
+    def forwards_per_sample(self, group_size: int = 1) -> dict[str, float]:
         steps = self.train_sampler().steps()
-        trained = max(1, round(self.step_fraction * len(steps))) * self.inner_epochs
-        passes = len(steps) * (int(self.kl_weight > 0) + int(self.anchor == "recompute"))
-        return {"sample": float(self.steps), "no_grad": float(passes), "train": float(trained)}
+        prefix = steps[0] if self.share_prefix else 0
+        kept = 1.0 if self.keep_per_group is None else min(1.0, 2 * self.keep_per_group / group_size)
+        trained = kept * max(1, round(self.step_fraction * len(steps)))
+        return {
+            "sample": self.steps - prefix + prefix / group_size,
+            "no_grad": trained * (int(self.kl_weight > 0) + int(self.anchor == "recompute")),
+            "train": trained * self.inner_epochs,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"advantage": self.advantage.state_dict()}

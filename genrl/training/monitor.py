@@ -101,7 +101,9 @@ class Monitor:
         if best:
             self.best_reward, self.best_iteration = reward, iteration
         stop = ""
-        if self.collapse_fraction is not None and reward < self.collapse_fraction * self.best_reward:
+        # For a positive best this is "below the share of the best"; a negative one has a size to fall by, too.
+        allowed = math.inf if self.collapse_fraction is None else (1 - self.collapse_fraction) * abs(self.best_reward)
+        if reward < self.best_reward - allowed:
             stop = "collapsed"
             messages.append(
                 f"alarm: the evaluated reward fell to {reward:.3f}, below {self.collapse_fraction:g} of its best "

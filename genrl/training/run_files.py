@@ -154,7 +154,7 @@ def versions() -> dict[str, str]:
 
 def sizes(loop: Loop) -> dict[str, float]:
     """Sizes and costs that follow from the settings."""
-    forwards = loop.algorithm.forwards_per_sample()
+    forwards = loop.algorithm.forwards_per_sample(loop.layout.group_size)
     samples = loop.layout.total
     trainable = sum(p.numel() for p in loop.parameters)
     return {

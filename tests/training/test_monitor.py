@@ -1,0 +1,135 @@
+"""Alarms about rewards that are hacked, and the best evaluation so far."""
+
+import math
+
+import pytest
+import toy
+
+from genrl.algorithms import PolicyGradient
+from genrl.diffusion import FlowSDE, Sampler, Schedule
+from genrl.training.checkpoint import find_checkpoint, load_state
+from genrl.training.monitor import Monitor
+
+
+def values(reward, **gauges):
+    return {"eval/reward": reward, **{f"eval/{name}": value for name, value in gauges.items()}}
+
+
+def test_an_alarm_is_raised_once_when_the_reward_rises_and_the_judge_falls():
+    monitor = Monitor(margin=0.05)
+    assert monitor.after_evaluation(0, values(0.5, judge=0.8)) == (True, [], "")
+    assert monitor.after_evaluation(5, values(0.6, judge=0.78))[1] == []  # within the margin
+    _, messages, stop = monitor.after_evaluation(10, values(0.7, judge=0.7))
+    assert len(messages) == 1 and not stop
+    for part in ("alarm", "0.500 to 0.700", "judge", "0.800 to 0.700"):
+        assert part in messages[0]
+    assert monitor.after_evaluation(15, values(0.8, judge=0.6))[1] == []
+
+
+def test_no_alarm_while_both_rise_or_both_fall():
+    for path in ([(0.5, 0.8), (0.7, 0.9)], [(0.5, 0.8), (0.3, 0.5)]):
+        monitor = Monitor(margin=0.05)
+        assert [m for i, (r, j) in enumerate(path) for m in monitor.after_evaluation(i, values(r, judge=j))[1]] == []
+
+
+def test_the_judge_is_compared_with_its_best_value_and_not_with_the_first():
+    monitor = Monitor(margin=0.05)
+    monitor.after_evaluation(0, values(0.5, judge=0.6))
+    monitor.after_evaluation(1, values(0.7, judge=0.9))
+    assert "0.900 to 0.800" in monitor.after_evaluation(2, values(0.8, judge=0.8))[1][0]
+
+
+def test_distances_intervals_and_bookkeeping_are_not_judges():
+    monitor = Monitor(margin=0.05)
+    names = ("spread_nn", "spread_rec", "judge_low", "judge_high", "weight_change", "uses_ema")
+    monitor.after_evaluation(0, values(0.5, **dict.fromkeys(names, 0.8)))
+    assert monitor.after_evaluation(1, values(0.9, **dict.fromkeys(names, 0.1)))[1] == []
+
+
+def test_image_statistics_that_drift_raise_an_alarm():
+    monitor = Monitor(margin=0.05)
+    monitor.after_evaluation(0, values(0.5, **{"stats/dark_share": 0.45}))
+    messages = monitor.after_evaluation(1, values(0.5, **{"stats/dark_share": 0.93}))[1]
+    assert len(messages) == 1 and "stats/dark_share moved from 0.450 to 0.930" in messages[0]
+
+
+def test_collapse_stops_only_when_asked_for():
+    for fraction, stop in [(None, ""), (0.5, "collapsed")]:
+        monitor = Monitor(0.05, fraction)
+        monitor.after_evaluation(0, values(0.5))
+        assert monitor.after_evaluation(1, values(0.8))[2] == ""
+        assert monitor.after_evaluation(2, values(0.45))[2] == ""
+        _, messages, found = monitor.after_evaluation(3, values(0.35))
+        assert found == stop
+        assert bool([m for m in messages if "below 0.5 of its best 0.800 at iteration 1" in m]) == bool(stop)
+
+
+def test_collapse_of_a_negative_reward_is_judged_by_its_size():
+    """A penalty of -1 that becomes -0.9 has not collapsed, and -3 has."""
+    monitor = Monitor(0.05, 0.5)
+    monitor.after_evaluation(0, values(-1.0))
+    assert monitor.after_evaluation(1, values(-0.9))[2] == ""
+    assert monitor.after_evaluation(2, values(-1.0))[2] == ""
+    assert monitor.after_evaluation(3, values(-3.0))[2] == "collapsed"
+
+
+def test_the_best_is_the_first_highest_and_nan_is_never_the_best():
+    monitor = Monitor(0.05)
+    found = [monitor.after_evaluation(i, values(r))[0] for i, r in enumerate([0.5, math.nan, 0.7, 0.7, 0.6])]
+    assert found == [True, False, True, False, False]
+    assert (monitor.best_reward, monitor.best_iteration) == (0.7, 2)
+
+
+def test_unscored_rewards_and_flat_groups_are_reported_once():
+    monitor = Monitor(0.05)
+    assert "60% of the rewards" in monitor.after_iteration({"advantage/nan_share": 0.6})[0]
+    assert monitor.after_iteration({"advantage/nan_share": 0.9}) == []
+    assert "equal rewards" in monitor.after_iteration({"advantage/zero_std_groups": 0.95})[0]
+    assert Monitor(0.05).after_iteration({"advantage/nan_share": 0.1, "advantage/zero_std_groups": 0.5}) == []
+
+
+def test_state_goes_on_where_it_was():
+    monitor, other = Monitor(0.05), Monitor(0.05)
+    monitor.after_evaluation(0, values(0.5, judge=0.8))
+    monitor.after_evaluation(1, values(0.7, judge=0.7))
+    other.load_state_dict(monitor.state_dict())
+    assert other.after_evaluation(2, values(0.8, judge=0.6)) == monitor.after_evaluation(2, values(0.8, judge=0.6))
+
+
+def test_step_metrics_take_gaps_from_the_first_update_and_ratios_from_the_later_ones():
+    sampler = Sampler(FlowSDE(), Schedule.uniform(4))
+    first = {"step_0/gap_max": 1e-6, "step_1/gap_max": 3e-6, "step_0/clip_width_min": 0.1, "step_0/ratio_mean": 1.0}
+    later = {
+        "step_0/gap_max": 9.0, "step_0/ratio_mean": 0.9, "step_1/ratio_mean": 1.3, "step_0/ratio_min": 0.5,
+        "step_1/ratio_min": 0.7, "step_0/ratio_max": 1.5, "step_1/ratio_max": 1.9, "nft/optimality": 0.4,
+    }  # fmt: skip
+    found = Monitor.by_step(first, later, sampler)
+    assert found["step_0/first_step_gap"] == 1e-6 and found["ratio/first_step_gap"] == 3e-6
+    assert (found["ratio/mean"], found["ratio/min"], found["ratio/max"]) == (pytest.approx(1.1), 0.5, 1.9)
+    assert (found["step_0/t"], found["step_1/t"]) == (1.0, 0.75) and found["nft/optimality"] == 0.4
+    assert not [k for k in found if k.endswith(("gap_max", "clip_width_min"))]
+
+
+class Falling(toy.HalfBrightness):
+    """A reward whose value is set from outside."""
+
+    def __init__(self, levels):
+        self.levels, self.calls = levels, 0
+
+    def __call__(self, media, prompts, metadata):
+        level = self.levels[min(self.calls, len(self.levels) - 1)]
+        self.calls += 1
+        return super().__call__(media, prompts, metadata) * 1e-3 + level
+
+
+def test_a_run_that_collapses_stops_keeps_its_best_checkpoint_and_says_so(tmp_path):
+    # Calls: evaluation, then (iteration, evaluation) again and again.
+    reward = Falling([0.5, 0.5, 0.8, 0.5, 0.7, 0.5, 0.2])
+    loop = toy.make_loop(
+        tmp_path, PolicyGradient(steps=3), reward=reward, trainer={"iterations": 9, "collapse_fraction": 0.5},
+        evaluation={"every": 1},
+    )  # fmt: skip
+    summary = loop.run()
+    assert (summary.status, summary.iteration, summary.best_iteration) == ("collapsed", 3, 1)
+    assert load_state(find_checkpoint(tmp_path, "best"))["iteration"] == 1
+    assert any("stopping" in r["message"] for r in toy.rows(tmp_path, "event"))
