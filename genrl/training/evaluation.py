@@ -195,6 +195,8 @@ def load_run(run_dir: str | Path, checkpoint: str = "last", weights: str = "auto
     path = find_checkpoint(folder, checkpoint)
     parts = build(load_config(folder / "config.yaml"))
     device = torch.device("cuda" if torch.cuda.is_available() and parts["trainer"].device != "cpu" else "cpu")
+    if parts["trainer"].cpu_threads is not None:  # the same sums as in training, to the last bit
+        torch.set_num_threads(parts["trainer"].cpu_threads)
     generator: Generator = parts["generator"]
     generator.prepare(device)
     state = load_state(path)

@@ -1,0 +1,269 @@
+"""Evaluation: the same noise every time, honest intervals, and the same numbers from a finished run."""
+
+import math
+
+import pytest
+import torch
+import toy
+import yaml
+
+from genrl.algorithms import PolicyGradient
+from genrl.config import build, load_config
+from genrl.diffusion import FlowSDE, Sampler, Schedule
+from genrl.training import Loop
+from genrl.training.evaluation import (
+    ROWS_PER_PROMPT,
+    deterministic_sampler,
+    evaluate_run,
+    image_grid,
+    interval,
+    load_run,
+    measure,
+    sample_run,
+    sample_set,
+    save_image,
+    wilson_interval,
+)
+
+
+def draw(generator=None, sampler=None, per_prompt=5, seed=1, batch=100, prompts=None):
+    generator = toy.ToyGenerator() if generator is None else generator
+    sampler = deterministic_sampler(generator, 3) if sampler is None else sampler
+    prompts = toy.ToyPrompts().held_out if prompts is None else prompts
+    return sample_set(generator, sampler, prompts, per_prompt, seed=seed, batch=batch, device="cpu")
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("batch", [1, 3, 7, 20])
+def test_samples_do_not_depend_on_the_batch_size(batch, noisy):
+    sampler = Sampler(FlowSDE(), Schedule.uniform(3)) if noisy else None
+    # Rounding of one float32 step: torch computes the last few elements of a tensor by other instructions.
+    torch.testing.assert_close(
+        draw(sampler=sampler, batch=batch).media, draw(sampler=sampler).media, rtol=0, atol=3e-7
+    )
+
+
+def test_a_sample_keeps_its_noise_when_more_are_drawn_and_whatever_the_weights_are():
+    few, many = draw(per_prompt=2), draw(per_prompt=5)
+    assert torch.equal(few.media.reshape(4, 2, -1), many.media.reshape(4, 5, -1)[:, :2])
+    seen = {}
+    for name, shift in [("before", 0.0), ("after", 0.3)]:
+        generator = toy.ToyGenerator()
+        with torch.no_grad():
+            generator.module.bias.add_(shift)
+        start = generator.initial_latents
+        noises = []
+
+        def spy(cond, noise, start=start, noises=noises):
+            noises.append(start(cond, noise))
+            return noises[-1]
+
+        generator.initial_latents = spy
+        draw(generator)
+        seen[name] = torch.cat(noises)
+    assert torch.equal(seen["before"], seen["after"])
+
+
+def test_seeds_prompts_and_samples_have_different_noise():
+    one, two = draw(seed=1).media, draw(seed=2).media
+    assert len(torch.cat([one, two]).flatten(1).unique(dim=0)) == 40
+
+
+def test_samples_come_with_their_prompts_in_order():
+    samples = draw(per_prompt=2)
+    assert samples.texts == ["p0", "p0", "p1", "p1", "p2", "p2", "p3", "p3"]
+    assert [m["half"] for m in samples.metadata] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert samples.media.shape == (8, 1, 4, 4)
+
+
+def test_more_samples_than_there_is_noise_for_are_refused():
+    with pytest.raises(ValueError, match=str(ROWS_PER_PROMPT)):
+        draw(per_prompt=ROWS_PER_PROMPT + 1)
+
+
+# --------------------------------------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize("k, n", [(0, 10), (1, 10), (5, 10), (98, 100), (500, 500)])
+def test_wilson_interval_equals_scipy(k, n):
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.binomtest(k, n).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(k / n, n) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_shares_get_wilsons_interval_and_other_values_the_normal_one():
+    shares = interval("a", torch.tensor([1.0, 0, 1, 1, float("nan")]))
+    assert shares["a"] == 0.75
+    assert (shares["a_low"], shares["a_high"]) == pytest.approx(wilson_interval(0.75, 4))
+    values = torch.tensor([0.5, 1.5, 2.5, 3.5])
+    found = interval("b", values)
+    half = 1.959964 * float(values.double().std()) / 2
+    assert (found["b"], found["b_low"], found["b_high"]) == pytest.approx((2.0, 2 - half, 2 + half))
+
+
+def test_without_scored_values_there_is_no_mean_and_with_one_no_interval():
+    assert all(math.isnan(v) for v in interval("a", torch.tensor([float("nan")])).values())
+    single = interval("a", torch.tensor([0.3]))
+    assert single["a"] == pytest.approx(0.3) and math.isnan(single["a_low"])
+
+
+def test_the_interval_covers_the_truth_19_times_out_of_20():
+    generator = torch.Generator().manual_seed(0)
+    for p in (None, 0.9):
+        hits = 0
+        for _ in range(400):
+            values = torch.rand(50, generator=generator)
+            truth = 0.5 if p is None else p
+            values = values if p is None else (values < p).float()
+            found = interval("a", values)
+            hits += found["a_low"] <= truth <= found["a_high"]
+        assert 0.92 < hits / 400 < 0.99
+
+
+class Count:
+    """A metric of a whole set."""
+
+    def measure(self, media, prompts, metadata):
+        return {"count_n": float(len(media)), "other": 1.0}
+
+
+def test_measured_values_have_the_names_of_rewards_and_gauges():
+    samples = draw()
+    found = measure(samples, toy.HalfBrightness(), {"judge": toy.Darkness(), "count": Count()})
+    for name in ("reward", "bright", "judge"):
+        assert found[f"{name}_low"] < found[name] < found[f"{name}_high"]
+    assert found["reward"] == found["bright"] and found["judge"] == pytest.approx(1 - float(samples.media.mean()))
+    assert found["count_n"] == 20 and found["count_other"] == 1
+    assert found["stats/brightness"] == pytest.approx(float(samples.media.mean()), abs=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- pictures
+
+
+def test_a_grid_shows_every_image_in_its_place():
+    images = torch.arange(6.0).reshape(2, 3, 1, 1, 1).expand(2, 3, 1, 8, 8) / 10
+    grid = image_grid(images, gap=1, least=8)
+    assert grid.shape == (1, 2 * 9 + 1, 3 * 9 + 1)
+    for r in range(2):
+        for c in range(3):
+            assert torch.equal(grid[0, 1 + 9 * r : 9 + 9 * r, 1 + 9 * c : 9 + 9 * c], images[r, c, 0])
+    assert (grid[0, 0] == 0.5).all()
+    enlarged = image_grid(images, gap=0, least=32)
+    assert enlarged.shape == (1, 64, 96) and torch.equal(enlarged[0, :32, 32:64], torch.full((32, 32), 0.1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_written_as_they_are(tmp_path, channels):
+    from PIL import Image
+
+    picture = torch.arange(channels * 6.0).reshape(channels, 2, 3) / 20
+    save_image(picture, tmp_path / "sub" / "a.png")
+    with Image.open(tmp_path / "sub" / "a.png") as image:
+        assert image.size == (3, 2) and image.mode == ("L" if channels == 1 else "RGB")
+        last = image.getpixel((2, 1))
+    expected = (picture[:, 1, 2] * 255).round().int().tolist()
+    assert (list(last) if channels == 3 else [last]) == expected
+    assert [p.name for p in (tmp_path / "sub").iterdir()] == ["a.png"]
+
+
+# ----------------------------------------------------------------------------------------------- finished runs
+
+
+def configured(folder, **changes):
+    """A finished run that was started from a configuration file."""
+    tree = {
+        "run_dir": str(folder / "run"),
+        "generator": {"class_path": "toy.ToyGenerator", "init_args": {"hidden": 12}},
+        "prompts": {"class_path": "toy.ToyPrompts"},
+        "reward": {"class_path": "toy.HalfBrightness"},
+        "algorithm": {"class_path": "genrl.algorithms.PolicyGradient", "init_args": {"steps": 4}},
+        "trainer": {
+            "iterations": 4, "prompts_per_iteration": 4, "group_size": 4, "learning_rate": 0.01, "device": "cpu",
+            "checkpoint_every": 2, "tensorboard": False, "cpu_threads": 1, **changes,
+        },
+        "evaluation": {
+            "every": 2, "samples_per_prompt": 8, "steps": 3, "batch": 7, "train_sampler": "always",
+            "gauges": {"judge": {"class_path": "toy.Darkness"}},
+        },
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    config = load_config(path)
+    Loop(**build(config), config=config.raw).run()
+    return folder / "run"
+
+
+@pytest.mark.parametrize("average", [None, 0.8])
+def test_a_finished_run_evaluates_to_its_own_last_numbers_bit_for_bit(tmp_path, average):
+    run = configured(tmp_path, ema_decay=average)
+    by_iteration = {row["iteration"]: row for row in toy.rows(run, "eval")}
+    for checkpoint, iteration in [("last", 4), ("step-000002", 2)]:
+        for sampler, prefix in [("ode", "eval/"), ("train", "eval_train_sampler/")]:
+            found = evaluate_run(run, checkpoint, sampler=sampler)
+            assert found["iteration"] == iteration
+            assert found["weights"] == ("raw" if average is None else "ema")
+            row = {k.removeprefix(prefix): v for k, v in by_iteration[iteration].items() if k.startswith(prefix)}
+            row.pop("weight_change", None), row.pop("uses_ema", None)
+            assert len(row) > 8 and {k: found[k] for k in row} == row
+    if average is not None:
+        assert evaluate_run(run, weights="raw")["reward"] != evaluate_run(run, weights="ema")["reward"]
+    else:
+        with pytest.raises(ValueError, match=r"no moving average; set trainer.ema_decay"):
+            evaluate_run(run, weights="ema")
+
+
+def test_other_seeds_steps_and_sizes_can_be_asked_for_and_are_stated(tmp_path):
+    run = configured(tmp_path)
+    base = evaluate_run(run)
+    other = evaluate_run(run, samples_per_prompt=3, steps=5, seed=0)
+    assert (other["samples"], other["seed"]) == (12, 0)
+    assert "5 steps" in other["sampler"] and "Euler" in other["sampler"]
+    assert other["reward"] != base["reward"] and base["seed"] == 1234
+    with pytest.raises(ValueError, match=r"'sde' is unknown.*'ode'.*'train'"):
+        evaluate_run(run, sampler="sde")
+    with pytest.raises(FileNotFoundError, match=r"step-000002, step-000004"):
+        evaluate_run(run, "step-000003")
+
+
+def test_sampling_twice_gives_the_same_pictures_and_another_seed_others(tmp_path):
+    run = configured(tmp_path)
+    grids = [sample_run(run, n=2, out=tmp_path / str(i), seed=seed) for i, seed in enumerate((0, 0, 1))]
+    data = [g.read_bytes() for g in grids]
+    assert data[0] == data[1] != data[2]
+    names = sorted(p.name for p in (tmp_path / "0").iterdir())
+    assert names == ["grid.png", *[f"prompt{p:03d}-{j:03d}.png" for p in range(4) for j in range(2)]]
+    assert sample_run(run, prompts=["p7"], n=1) == run / "generated" / "grid.png"
+    with pytest.raises(ValueError, match=r"'p77' is unknown"):
+        sample_run(run, prompts=["p77"])
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        sample_run(run, n=0)
+
+
+def test_a_loaded_run_has_the_weights_of_its_checkpoint_and_the_threads_of_its_training(tmp_path):
+    run = configured(tmp_path)
+    torch.set_num_threads(2)
+    try:
+        loaded = load_run(run)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+    exported = toy.ToyGenerator.from_pretrained(loaded["checkpoint"] / "model")
+    assert torch.equal(toy.weights_of(loaded["generator"]), toy.weights_of(exported))
+    assert not torch.equal(toy.weights_of(loaded["generator"]), toy.weights_of(toy.ToyGenerator(hidden=12)))
+
+
+def test_a_resumed_run_may_be_longer_and_is_refused_with_another_network(tmp_path):
+    run = configured(tmp_path)
+    config = load_config(run / "config.yaml", ["trainer.iterations=5"])
+    assert Loop(**build(config), config=config.raw).run().iteration == 5
+    config = load_config(run / "config.yaml", ["generator.hidden=8"])
+    with pytest.raises(RuntimeError, match="does not fit this configuration"):
+        Loop(**build(config), config=config.raw).run()
+
+
+def test_the_last_evaluation_of_a_run_is_of_the_loop_that_made_it(tmp_path):
+    """The loop and `sample_set` draw the same samples."""
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=4), evaluation={"samples_per_prompt": 3})
+    summary = loop.run()
+    samples = draw(loop.generator, deterministic_sampler(loop.generator, 2), per_prompt=3, seed=1234)
+    assert summary.after["eval/reward"] == measure(samples, loop.reward, {})["reward"]
