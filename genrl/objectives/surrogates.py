@@ -95,6 +95,9 @@ def auto_clip_range(
         k* / sqrt(D)  (mean)      k* sqrt(D)  (sum)      times s after GRPO-Guard's normalisation, which multiplies
                                                          by s.
 
+    The raw mean -delta^2/2 is itself outside from delta^2 > 2 k* / sqrt(D) on, so for large D only the normalised form
+    cuts evenly on both sides.
+
     Args:
         dim: D. std: s. reduction: of the log-ratio. normalized: whether it was multiplied by s.
         trust_region: k*. 0.02 fits Flow-GRPO's 1e-4 at D = 65,536 (k* = 0.026).
@@ -333,8 +336,8 @@ class ConsistencyRegression:
         x0_hat = terms.mean / a
         advantage = expand(terms.advantage, terms.mean)
         pull = advantage * a / (2 * std**2) * (terms.sample - terms.mean)
-        target = (x0_hat + pull).detach()
-        loss = self.scale * reduce_elements((x0_hat - target).square(), terms.reduction)
+        # x0_hat less its own value is exactly 0, where a pull added to a large x0_hat would be rounded away.
+        loss = self.scale * reduce_elements((x0_hat - x0_hat.detach() - pull.detach()).square(), terms.reduction)
         return torch.where(terms.advantage == 0, torch.zeros_like(loss), loss), _measure(terms, None, None)
 
 
