@@ -416,6 +416,7 @@ class Loop:
         # The mean is over the kept samples of the minibatch on all processes; gradients are averaged over processes.
         kept = self._weight_table[self._minibatch_rows(m)].sum().clamp(min=1).item() / self._world
         work = [(part, unit) for part in chunked(len(minibatch), self.algorithm.micro_batch) for unit in units]
+        total = torch.zeros((), device=self.device)
         for i, (part, unit) in enumerate(work):
             micro = minibatch.select(part)
             last = i == len(work) - 1
@@ -425,7 +426,8 @@ class Loop:
                 self.accelerator.backward(weighted)
             share = len(micro) / max(len(minibatch), 1)
             meter.add(metrics, share)
-            common.add({"loss/total": weighted.detach() * len(work)}, 1.0)
+            total = total + weighted.detach()
+        common.add({"loss/total": total})
         return sum(len(range(*part.indices(len(minibatch)))) * len(unit) for part, unit in work)
 
     def _minibatch_rows(self, m: int) -> Tensor:
