@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from genrl.objectives import (
     FlowGRPO,
     GroupRelative,
     RunningAdvantage,
-    best_and_worst,
     flat_groups,
     group_relative,
 )
@@ -122,10 +119,8 @@ def test_a_constant_added_to_all_rewards_changes_nothing(name):
     torch.testing.assert_close(call(name, draw() + 1000.0), call(name, draw()), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", GROUP_CENTRED)
+@pytest.mark.parametrize("name", ["GRPO", "DrGRPO", "RLOO", "GDPO"])  # a std over the batch sees the constants
 def test_a_constant_per_group_changes_nothing_without_a_batch_std(name):
-    if name == "FlowGRPO":
-        pytest.skip("the spread of the batch includes that between groups")
     shift = torch.tensor([0.0, 3.0, -7.0, 100.0], dtype=torch.float64)[:, None]
     torch.testing.assert_close(call(name, draw() + shift), call(name, draw()), atol=1e-5, rtol=1e-5)
 
@@ -239,10 +234,11 @@ def test_a_group_is_flat_for_gdpo_only_when_every_reward_is():
 @pytest.mark.parametrize("value", [0.1, 0.7, -3.3, 1e6 + 0.1])
 @members
 def test_equal_rewards_give_exactly_zero_and_are_counted(name, value):
-    for r in (torch.full((2, 8), value), torch.full((2, 8), value, dtype=torch.float64)):
+    # The sum of 8 equal numbers is exact in float64; that of 7 or 11 is not, and their mean is another number.
+    for r in [torch.full((2, n), value, dtype=d) for n in (2, 7, 8, 11) for d in (torch.float32, torch.float64)]:
         estimator = RunningAdvantage(min_count=2) if name == "running" else MEMBERS[name]
         result = estimator(r, prompt_ids=torch.arange(2))
-        assert torch.equal(result.values, torch.zeros(2, 8))
+        assert torch.equal(result.values, torch.zeros_like(result.values))
         assert result.metrics["advantage/zero_std_groups"] == 1.0
 
 
@@ -250,8 +246,9 @@ def test_equal_rewards_give_exactly_zero_and_are_counted(name, value):
 @pytest.mark.parametrize("std_scope", ["group", "batch", "none"])
 @pytest.mark.parametrize("mean_scope", ["group", "batch"])
 def test_equal_rewards_give_zero_under_every_scope_and_eps(mean_scope, std_scope, eps):
-    values = group_relative(torch.full((3, 8), 0.1), mean_scope=mean_scope, std_scope=std_scope, eps=eps)
-    assert torch.equal(values, torch.zeros(3, 8))
+    r = torch.full((3, 7), 0.1, dtype=torch.float64)
+    values = group_relative(r, mean_scope=mean_scope, std_scope=std_scope, eps=eps)
+    assert torch.equal(values, torch.zeros(3, 7))
 
 
 def test_a_flat_group_among_others_is_zero_when_compared_with_itself():
@@ -359,99 +356,7 @@ def test_unknown_scopes_are_refused_with_those_that_exist():
         group_relative(TABLE, std_scope="all")  # type: ignore[arg-type]
 
 
-# ---- running statistics -----------------------------------------------------------------------------------
-
-
-def brute_force(calls, window: int, min_count: int, eps: float) -> list[list[list[float]]]:
-    """DDPO's tracker with plain lists: remember first, then normalise with what is remembered."""
-    memory, results = defaultdict(list), []
-    for ids, rewards in calls:
-        everyone = [r for row in rewards for r in row if not math.isnan(r)]
-        for key, row in zip(ids, rewards, strict=True):
-            memory[key] = (memory[key] + [r for r in row if not math.isnan(r)])[-window:]
-        table = []
-        for key, row in zip(ids, rewards, strict=True):
-            pool = memory[key] if len(memory[key]) >= min_count else everyone
-            mean, std = statistics.fmean(pool), statistics.pstdev(pool)
-            table.append([0.0 if math.isnan(r) else (r - mean) / (std + eps) for r in row])
-        results.append(table)
-    return results
-
-
-@pytest.mark.parametrize("window, min_count", [(128, 16), (10, 4), (5, 1), (7, 7)])
-def test_running_statistics_equal_a_brute_force_loop_over_many_calls(window, min_count):
-    generator = torch.Generator().manual_seed(3)
-    calls = []
-    for _ in range(8):
-        ids = torch.randint(0, 3, (4,), generator=generator)  # repeats within a call happen
-        rewards = torch.randn(4, 3, generator=generator, dtype=torch.float64) + ids[:, None]
-        rewards[torch.rand(4, 3, generator=generator) < 0.1] = NAN
-        calls.append((ids, rewards))
-    expected = brute_force([(i.tolist(), r.tolist()) for i, r in calls], window, min_count, 1e-4)
-    estimator = RunningAdvantage(window, min_count, clip=None)
-    for (ids, rewards), table in zip(calls, expected, strict=True):
-        torch.testing.assert_close(estimator(rewards, prompt_ids=ids).values, torch.tensor(table))
-
-
-def test_rows_of_one_prompt_share_their_statistics():
-    r = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    values = RunningAdvantage(min_count=4, eps=0)(r, prompt_ids=torch.tensor([7, 7])).values
-    torch.testing.assert_close(values, (r - 1.5) / 1.25**0.5)
-
-
-def test_running_statistics_survive_a_save_and_are_not_shared_with_it():
-    ids, first, second = torch.tensor([5, 2**40]), draw(2, 20, seed=1), draw(2, 20, seed=2)
-    straight, resumed = RunningAdvantage(), RunningAdvantage()
-    straight(first, prompt_ids=ids)
-    state = straight.state_dict()
-    resumed.load_state_dict(state)
-    assert torch.equal(straight(second, prompt_ids=ids).values, resumed(second, prompt_ids=ids).values)
-    again = RunningAdvantage()
-    again.load_state_dict(state)  # unchanged by what came later
-    assert {key: len(kept) for key, kept in again.history.items()} == {5: 20, 2**40: 20}
-
-
-def test_running_statistics_need_one_id_a_prompt():
-    for ids, given in ((None, "none"), (torch.arange(3), r"shape \(3,\)"), (torch.zeros(2, 1), r"shape \(2, 1\)")):
-        with pytest.raises(ValueError, match=rf"prompt_ids \[2\].*got {given}"):
-            RunningAdvantage()(torch.zeros(2, 3), prompt_ids=ids)
-    with pytest.raises(ValueError, match=r"min_count = 20.*window = 10"):
-        RunningAdvantage(window=10, min_count=20)
-
-
 def test_estimators_without_memory_have_an_empty_state():
     estimator = GRPO()
     assert estimator.state_dict() == {}
     estimator.load_state_dict({})
-
-
-# ---- best and worst ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_best_and_worst_equal_a_sort(k):
-    values = draw(5, 6)
-    keep = best_and_worst(values, k)
-    for row, kept in zip(values.tolist(), keep.tolist(), strict=True):
-        ordered = sorted(row)
-        assert sorted(v for v, is_kept in zip(row, kept, strict=True) if is_kept) == ordered[:k] + ordered[-k:]
-
-
-def test_ties_still_keep_k_of_each():
-    values = torch.tensor([[0.0] * 6, [1.0, 1, 1, 0, 0, 0], [0.0, 0, 0, 0, 0, 1]])
-    keep = best_and_worst(values, 2)
-    assert keep.sum(1).tolist() == [4, 4, 4]
-    assert bool(keep[2, 5])
-
-
-def test_unscored_samples_are_never_kept():
-    keep = best_and_worst(torch.tensor([[NAN, 1.0, 2.0, 3.0, NAN, 4.0, 5.0, NAN], [NAN] * 8, [NAN] * 7 + [0.0]]), 2)
-    assert keep[0].tolist() == [False, True, True, False, False, True, True, False]
-    assert not bool(keep[1].any())
-    assert keep[2].tolist() == [False] * 7 + [True]
-
-
-@pytest.mark.parametrize("k", [0, -1, 3])
-def test_more_than_a_group_holds_is_refused(k):
-    with pytest.raises(ValueError, match=rf"k = {k} .*groups of 5; use 1 to 2"):
-        best_and_worst(torch.zeros(2, 5), k)
