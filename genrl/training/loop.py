@@ -260,7 +260,10 @@ class Loop:
             error = caught
         problem = any_problem(self.accelerator, "" if error is None else str(error) or repr(error))
         if problem:
-            self._save_before_failing()
+            try:
+                self._save_before_failing()
+            except CheckpointError as second:
+                raise TrainingError(f"{problem}\nBesides, {second}") from error
             raise error if error is not None else TrainingError(f"another process failed: {problem}")
         return result
 

@@ -96,6 +96,16 @@ def test_a_failure_in_evaluation_loses_nothing_either(tmp_path, part):
     assert toy.rows(tmp_path / "bad") == toy.rows(tmp_path / "good")
 
 
+def test_a_save_that_fails_does_not_hide_why_it_was_made(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise CheckpointError("could not save step-000002: the disk is full")
+
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=At(4, raises), trainer={"checkpoint_every": 0})
+    monkeypatch.setattr("genrl.training.loop.save_checkpoint", refuse)
+    with pytest.raises(TrainingError, match=r"(?s)the reward server is gone.*the disk is full"):
+        loop.run()
+
+
 def test_a_failure_before_the_first_iteration_leaves_no_checkpoint(tmp_path):
     with pytest.raises(RewardError):
         toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=At(1, raises)).run()

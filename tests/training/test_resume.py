@@ -224,6 +224,40 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_exit_co
     assert same_files(tmp_path / "straight", stopped)
 
 
+def test_a_signal_in_the_first_evaluation_ends_a_run_that_has_nothing_to_save(tmp_path):
+    class Signalling(toy.HalfBrightness):
+        def __call__(self, media, prompts, metadata):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(media, prompts, metadata)
+
+    assert ended(fork_run(tmp_path, algorithm=PolicyGradient(steps=3), reward=Signalling())) == 0
+    assert list_checkpoints(tmp_path) == [] and [r["kind"] for r in toy.rows(tmp_path)] == ["eval"]
+    assert toy.make_loop(tmp_path, PolicyGradient(steps=3)).run().status == "finished"
+    assert [r["iteration"] for r in toy.rows(tmp_path, "eval")] == [0, 3]
+
+
+def test_a_second_signal_ends_the_run_at_once_and_the_last_checkpoint_stands(tmp_path):
+    class Hanging(toy.HalfBrightness):
+        calls = 0
+
+        def __call__(self, media, prompts, metadata):
+            self.calls += 1
+            if self.calls == 4:  # iteration 3
+                for _ in range(2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.1)
+                time.sleep(30)
+            return super().__call__(media, prompts, metadata)
+
+    began = time.perf_counter()
+    settings = {"algorithm": PolicyGradient(steps=3), "trainer": {"iterations": 4, "checkpoint_every": 1}}
+    assert ended(fork_run(tmp_path / "stopped", reward=Hanging(), **settings)) == 99
+    assert time.perf_counter() - began < 20
+    for name in ("straight", "stopped"):
+        toy.make_loop(tmp_path / name, **settings).run()
+    assert toy.rows(tmp_path / "stopped") == toy.rows(tmp_path / "straight")
+
+
 def test_a_signal_handler_of_the_caller_is_put_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"iterations": 1}).run()
