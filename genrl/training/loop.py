@@ -98,9 +98,9 @@ class Loop:
             torch.set_num_threads(settings.cpu_threads)
         # A condition that is never dropped leaves its null embedding without a gradient.
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
-        self.accelerator = Accelerator(
-            mixed_precision=settings.mixed_precision, cpu=settings.device == "cpu", kwargs_handlers=[ddp]
-        )
+        # Without CUDA, accelerate joins the processes of torchrun only when it is told to use the CPU.
+        cpu = settings.device == "cpu" or not torch.cuda.is_available()
+        self.accelerator = Accelerator(mixed_precision=settings.mixed_precision, cpu=cpu, kwargs_handlers=[ddp])
         if settings.device == "cuda" and self.accelerator.device.type != "cuda":
             raise TrainingError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
         if settings.processes is not None and settings.processes != self.accelerator.num_processes:

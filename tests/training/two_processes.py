@@ -17,7 +17,7 @@ from genrl.training import TrainingError
 RUNS = {
     "policy_gradient": lambda: (
         PolicyGradient(steps=4, kl_weight=0.1, inner_epochs=2, micro_batch=3, steps_per_forward=2),
-        {"ema_decay": 0.9, "warmup_updates": 5},
+        {"ema_decay": 0.9, "warmup_updates": 5, "device": "auto"},
     ),
     "best_and_worst": lambda: (
         PolicyGradient(steps=4, window=FixedWindow(1, 2), group_noise=True, share_prefix=True, keep_per_group=1),
