@@ -44,19 +44,18 @@ def updates(trained: int, samples: int, device: str, cache: str) -> dict[str, Ca
     )  # fmt: skip
     loop.setup()
     loop.prepare()
-    batch, _ = loop._batch(loop.layout.local(), list(range(8)))
+    batch, _ = loop.collector.batch(loop.layout.local(), list(range(8)), 0)
     rollout = algorithm.rollout(loop.generator.velocity, loop.generator, batch)
     advantage = torch.linspace(-1, 1, samples, device=loop.device)
     rollout = replace(rollout, advantage=advantage, weight=torch.ones_like(advantage))
-    loop._weight_table = torch.ones(samples)
     units = algorithm.units(rollout, batch)
 
     def by_step() -> None:
-        loop.optimizer.zero_grad()
-        loop._accumulate(rollout, 0, units, Meter(), Meter())
+        loop.updater.optimizer.zero_grad()
+        loop.updater.accumulate(rollout, samples, units, Meter(), Meter())
 
     def at_once() -> None:
-        loop.optimizer.zero_grad()
+        loop.updater.optimizer.zero_grad()
         losses = [algorithm.loss(loop.generator.velocity, rollout, unit, units)[0] for unit in units]
         torch.stack(losses).sum(0).mean().backward()
 

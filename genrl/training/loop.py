@@ -7,22 +7,19 @@ micro-batches and processes and makes sure that nothing is lost.
 from __future__ import annotations
 
 import errno
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from genrl.algorithms.base import Algorithm, Batch, Metrics, Rollout, chunked
-from genrl.diffusion import NonFiniteError, RowNoise
+from genrl.algorithms.base import Algorithm
+from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
-from genrl.rewards import as_compose, image_statistics
+from genrl.rewards import as_compose
 from genrl.training.checkpoint import (
     CheckpointError,
     any_problem,
@@ -32,21 +29,20 @@ from genrl.training.checkpoint import (
     save_checkpoint,
     step_name,
 )
-from genrl.training.ema import EMA, change_norm
+from genrl.training.collector import Collected, Collector
+from genrl.training.ema import change_norm
+from genrl.training.errors import TrainingError
 from genrl.training.evaluation import deterministic_sampler, measure, sample_set, save_image
-from genrl.training.logging import Meter, RunWriter
+from genrl.training.logging import RunWriter
 from genrl.training.monitor import Monitor
 from genrl.training.run_files import Summary, describe_run, dry_run_table, prepare_run_dir, write_summary
 from genrl.training.scoring import RewardWorker
-from genrl.training.seeding import Layout, draw_prompts, seed_everything
+from genrl.training.seeding import Layout, seed_everything
 from genrl.training.settings import EvaluationSettings, TrainerSettings
+from genrl.training.updater import Updater
 
 T = TypeVar("T")
 DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)
-
-
-class TrainingError(RuntimeError):
-    """A run cannot go on; the message says where it stopped, why, and what to do."""
 
 
 class Loop:
@@ -81,8 +77,9 @@ class Loop:
         self.trainer = TrainerSettings() if trainer is None else trainer
         self.evaluation = EvaluationSettings() if evaluation is None else evaluation
         self.config = config
+        self.collector = Collector(generator, algorithm, prompts, self.reward, self.trainer, seed)
+        self.updater = Updater(generator, algorithm, self.trainer)
         self.iteration = 0  # completed iterations
-        self.updates = 0
         self.cost = 0.0  # forward-equivalents so far: a backward counts two
         self.evaluated = -1  # iteration of the last evaluation
         self._stop = self._requested = ""
@@ -118,7 +115,8 @@ class Loop:
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        draw_prompts(len(self.prompts.train), settings.prompts_per_iteration, self.seed, 0)
+        self.collector.prepare(self.accelerator, self.layout)
+        self.collector.choose(0)  # too few prompts are reported before anything is computed
 
     def prepare(self) -> None:
         """Load or train what the run starts from."""
@@ -130,21 +128,8 @@ class Loop:
                 if hasattr(part, "prepare"):
                     part.prepare(self.device, progress=main)
         self.algorithm.configure(self.generator)
-        _refuse_dropout(self.generator.module)
-        parameters = self.generator.trainable()
-        wrong = [p.dtype for p in parameters if p.dtype != torch.float32]
-        if wrong:
-            raise TrainingError(f"trainable weights must be float32 (mixed precision is a setting), found {wrong[0]}")
-        self.parameters = parameters
-        self.start = [p.detach().clone() for p in parameters]
-        settings = self.trainer
-        optimizer = torch.optim.AdamW(
-            parameters, settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
-        self.generator.module, self.optimizer = self.accelerator.prepare(self.generator.module, optimizer)
-        self.generator.module.eval()
-        self.ema = None if settings.ema_decay is None else EMA(parameters, settings.ema_decay)
-        self.monitor = Monitor(self.evaluation.alarm_margin, settings.collapse_fraction)
+        self.updater.prepare(self.accelerator, self.layout)
+        self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
 
     @contextmanager
     def _main_first(self) -> Iterator[None]:
@@ -246,7 +231,7 @@ class Loop:
 
     def _guarded_iteration(self, worker: RewardWorker) -> None:
         """An iteration; when it cannot be completed, the state before it is saved first."""
-        self._iterate(*self._saving(lambda: self._sample(worker)))
+        self._iterate(self._saving(lambda: self.collector.sample(worker, self.iteration)))
 
     def _saving(self, work: Callable[[], T]) -> T:
         """The result of work that communicates nothing and moves no weights.
@@ -271,13 +256,18 @@ class Loop:
         if self.iteration and not any(i == self.iteration for i, _ in list_checkpoints(self.run_dir)):
             self.save()
 
-    def _iterate(self, rollout: Rollout, batch: Batch, local: dict[str, Tensor], times: dict[str, float]) -> None:
-        began = time.perf_counter()
-        raw = {name: self._gather(value) for name, value in local.items()}
-        metrics = self._advantages(rollout, batch, raw)
-        rollout = metrics.pop("rollout")
-        metrics |= self._update(rollout, batch)
-        times["time/update"] = time.perf_counter() - began
+    def _iterate(self, collected: Collected) -> None:
+        began, before = time.perf_counter(), self.updater.updates
+        rollout, weights, metrics = self.collector.advantages(collected)
+        try:
+            values, cost = self.updater.run(rollout, collected.batch, weights)
+        except NonFiniteError as error:
+            if self.updater.updates == before:  # else the weights are in the middle of an iteration
+                self._save_before_failing()
+            raise NonFiniteError(f"iteration {self.iteration + 1}: {error}") from error
+        metrics |= values
+        self.cost += cost
+        times = {**collected.times, "time/update": time.perf_counter() - began}
         times["time/iteration"] = sum(times.values())
         self.iteration += 1
         metrics["cost/forward_equivalents"] = self.cost
@@ -286,211 +276,12 @@ class Loop:
         for message in self.monitor.after_iteration(metrics):
             self.writer.write("event", self.iteration, {"message": message})
 
-    # --------------------------------------------------------------------------------------- roll-out, rewards
-
-    def _batch(self, rows: Tensor, chosen: list[int]) -> tuple[Batch, list[Any]]:
-        groups = rows // self.trainer.group_size
-        prompts = [self.prompts.train[chosen[p]] for p in groups.tolist()]
-        key = (self.seed, "rollout", self.iteration)
-        batch = Batch(
-            cond=self.generator.encode([p.text for p in prompts]),
-            rows=rows,
-            groups=groups,
-            noise=RowNoise.of(key, rows, self.device),
-            group_noise=RowNoise.of((*key, "group"), groups, self.device),
-            seed=self.seed,
-            iteration=self.iteration,
-        )
-        return batch, prompts
-
-    def _sample(self, worker: RewardWorker) -> tuple[Rollout, Batch, dict[str, Tensor], dict[str, float]]:
-        """Samples of this process with their rewards and image statistics, {name: [L]}."""
-        began = time.perf_counter()
-        rows = self.layout.local()
-        chosen = draw_prompts(
-            len(self.prompts.train), self.trainer.prompts_per_iteration, self.seed, self.iteration
-        )
-        parts, futures, stats = [], [], []
-        for part in chunked(len(rows), self.trainer.rollout_batch):
-            batch, prompts = self._batch(rows[part], chosen)
-            rollout = self.algorithm.rollout(self.generator.velocity, self.generator, batch)
-            with torch.no_grad():
-                media = self.generator.decode(rollout.x0).float().cpu()
-            texts = [p.text for p in prompts]
-            futures.append((worker.submit(media, texts, [dict(p.metadata) for p in prompts]), texts))
-            stats.append((len(media), image_statistics(media)))
-            parts.append(rollout)
-        sampled = time.perf_counter()
-        scores = [worker.wait(future, texts) for future, texts in futures]
-        local = {name: torch.cat([s[name] for s in scores]) for name in sorted(scores[0])}
-        for name in stats[0][1]:  # a mean of means: every sample carries that of its batch
-            means = [torch.full((n,), values[name], dtype=torch.float64) for n, values in stats]
-            local[f"stats/{name}"] = torch.cat(means)
-        times = {"time/rollout": sampled - began, "time/reward": time.perf_counter() - sampled}
-        joined = Rollout.concatenate(parts)
-        whole, _ = self._batch(rows, chosen)
-        self._chosen = chosen
-        return joined, whole, local, times
-
-    def _gather(self, values: Tensor) -> Tensor:
-        """Local values [L] -> [P, G] in sample order, on every process."""
-        table = torch.empty(self.layout.total, dtype=values.dtype)
-        gathered = self.accelerator.gather(values.to(self.device)).cpu() if self._world > 1 else values
-        for rank, part in enumerate(gathered.reshape(self._world, -1)):
-            table[replace(self.layout, rank=rank).local()] = part
-        return table.reshape(self.layout.prompts, self.layout.group_size)
-
-    @property
-    def _world(self) -> int:
-        return self.layout.processes
-
-    def _advantages(self, rollout: Rollout, batch: Batch, raw: dict[str, Tensor]) -> dict[str, Any]:
-        """Advantages over whole groups, then this process's rows of them."""
-        metrics: dict[str, Any] = {k: float(v.mean()) for k, v in raw.items() if k.startswith("stats/")}
-        rewards = {name: value for name, value in raw.items() if not name.startswith("stats/")}
-        for name, value in rewards.items():
-            scored = value[~torch.isnan(value)].double()
-            metrics[f"reward/{name}"] = float(scored.mean()) if len(scored) else math.nan
-            metrics[f"reward/{name}_std"] = float(scored.std()) if len(scored) > 1 else 0.0
-        counted, weights = self.reward.for_advantage(rewards)
-        total = sum(weights[n] * value.double() for n, value in counted.items())
-        if isinstance(total, Tensor):
-            scored = total[~torch.isnan(total)]
-            metrics["reward/total"] = float(scored.mean()) if len(scored) else math.nan
-        result = self.algorithm.advantages(counted, weights, torch.tensor(self._chosen))
-        # A sample that was not scored is left out altogether: an advantage of 0 alone would still let it take part in
-        # averages and regularisers.
-        nan = torch.stack([torch.isnan(value) for value in counted.values()]).any(0)  # [P, G]
-        missing = nan & (result.values == 0)
-        keep = self.algorithm.keep(result.values.masked_fill(missing, math.nan))
-        local = rollout.rows
-        weight = (~missing if keep is None else keep & ~missing).float().flatten()
-        metrics |= result.metrics
-        metrics["rollout"] = replace(
-            rollout,
-            advantage=result.values.float().flatten()[local].to(self.device),
-            weight=weight[local].to(self.device),
-        )
-        self._weight_table = weight
-        return metrics
-
-    # ------------------------------------------------------------------------------------------------ update
-
-    def _update(self, rollout: Rollout, batch: Batch) -> dict[str, float]:
-        sampled, size = rollout.evaluations, self.layout.local_minibatch
-        minibatches = []
-        for m in range(self.algorithm.minibatches):
-            minibatch = self._without_left_out(rollout.select(slice(m * size, (m + 1) * size)))
-            if len(minibatch):
-                minibatch = self.algorithm.before_update(
-                    self.generator.velocity, self.generator, minibatch, batch
-                )
-            minibatches.append(minibatch)
-        evaluations = sampled + sum(minibatch.evaluations - sampled for minibatch in minibatches)
-        units = self.algorithm.units(rollout, batch)
-        first, later, common = Meter(), Meter(), Meter()
-        trained, self._updates_before = 0, self.updates
-        for epoch in range(self.algorithm.inner_epochs):
-            for m, minibatch in enumerate(minibatches):
-                meter = first if epoch == m == 0 else later
-                trained += self._accumulate(minibatch, m, units, meter, common)
-                if epoch == m == 0:
-                    gap = first.result(self.accelerator)
-                    if self.updates == 0:
-                        self._check_gap(gap)
-                norm = self._step()
-                common.add({"grad/norm": norm, "grad/norm_max": norm})
-        self.algorithm.after_update()
-        self.cost += self._world * (evaluations + 3.0 * trained)
-        values = common.result(self.accelerator) | self.monitor.by_step(
-            gap, later.result(self.accelerator) if later else gap, self.algorithm.train_sampler()
-        )
-        values["lr"] = self.optimizer.param_groups[0]["lr"]
-        return values
-
-    def _without_left_out(self, minibatch: Rollout) -> Rollout:
-        """Left-out samples cost nothing; over several processes they stay, since all must make the same passes."""
-        if self._world > 1 or minibatch.weight is None or bool(minibatch.weight.all()):
-            return minibatch
-        return minibatch.select(minibatch.weight.nonzero()[:, 0])
-
-    def _accumulate(self, minibatch: Rollout, m: int, units: list[Any], meter: Meter, common: Meter) -> int:
-        """Gradients of one minibatch, one backward a unit; returns the forwards spent."""
-        # The mean is over the kept samples of the minibatch on all processes; gradients are averaged over processes.
-        kept = self._weight_table[self._minibatch_rows(m)].sum().clamp(min=1).item() / self._world
-        work = [(part, unit) for part in chunked(len(minibatch), self.algorithm.micro_batch) for unit in units]
-        total = torch.zeros((), device=self.device)
-        for i, (part, unit) in enumerate(work):
-            micro = minibatch.select(part)
-            last = i == len(work) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.generator.module):
-                loss, metrics = self.algorithm.loss(self.generator.velocity, micro, unit, units)
-                weighted = (loss if micro.weight is None else loss * micro.weight).sum() / kept
-                self.accelerator.backward(weighted)
-            share = len(micro) / max(len(minibatch), 1)
-            meter.add(metrics, share)
-            total = total + weighted.detach()
-        common.add({"loss/total": total})
-        return sum(len(range(*part.indices(len(minibatch)))) * len(unit) for part, unit in work)
-
-    def _minibatch_rows(self, m: int) -> Tensor:
-        """Sample numbers of minibatch m over all processes."""
-        size = self.layout.local_minibatch
-        rows = [
-            replace(self.layout, rank=rank).local()[m * size : (m + 1) * size] for rank in range(self.layout.processes)
-        ]
-        return torch.cat(rows)
-
-    def _step(self) -> Tensor:
-        """Clip, check, step, average."""
-        norm = self.accelerator.clip_grad_norm_(self.parameters, self.trainer.max_grad_norm)
-        norm = torch.as_tensor(norm)
-        if self.trainer.mixed_precision != "fp16" and not bool(torch.isfinite(norm)):
-            self.optimizer.zero_grad()
-            if self.updates == self._updates_before:  # else the weights are in the middle of an iteration
-                self._save_before_failing()
-            raise NonFiniteError(
-                f"the gradient norm is {float(norm)} in iteration {self.iteration + 1}, update {self.updates + 1}; the "
-                "weights were not changed. Lower trainer.learning_rate, or use mixed_precision no or bf16"
-            )
-        if not bool(norm):
-            # Nothing was learnt (no reward, or no spread in any group), so neither momentum nor weight decay may move
-            # the weights.
-            self.optimizer.zero_grad()
-            return norm.detach()
-        warmup = self.trainer.warmup_updates
-        factor = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.trainer.learning_rate * factor
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.updates += 1
-        if self.ema is not None:
-            self.ema.step()
-        return norm.detach()
-
-    def _check_gap(self, first: dict[str, float]) -> None:
-        """Refuse a clip range that numerical noise alone would reach."""
-        gap = max((v for k, v in first.items() if k.endswith("/gap_max")), default=0.0)
-        width = min((v for k, v in first.items() if k.endswith("/clip_width_min")), default=math.inf)
-        if gap <= width or self.trainer.allow_small_clip:
-            return
-        self.optimizer.zero_grad()
-        raise TrainingError(
-            f"the clip range is +-{width:.3g}, but with unchanged weights the log-ratio already differs from 0 by "
-            f"up to {gap:.3g}; numerical noise would be clipped as if it were learning. Widen the clip range, use "
-            "anchor: recompute, less reduced precision, or set trainer.allow_small_clip=true"
-        )
-
     # ------------------------------------------------------------------------------- evaluation, checkpoints
-
-    def _weights(self) -> Any:
-        return nullcontext() if self.ema is None else self.ema.active()
 
     def _evaluate(self, first: bool = False, last: bool = False) -> None:
         settings = self.evaluation
         values: dict[str, Any] = {}
-        with self._weights():
+        with self.updater.evaluated_weights():
             samples = self._draw(settings.samples_per_prompt)
             found = self._saving(lambda: measure(samples, self.reward, settings.gauges))
             values |= {f"eval/{k}": v for k, v in found.items()}
@@ -498,8 +289,8 @@ class Loop:
                 own = self._draw(settings.samples_per_prompt, own=True)
                 found = self._saving(lambda: measure(own, self.reward, settings.gauges))
                 values |= {f"eval_train_sampler/{k}": v for k, v in found.items()}
-        values["eval/weight_change"] = change_norm(self.parameters, self.start)
-        values["eval/uses_ema"] = float(self.ema is not None)
+        values["eval/weight_change"] = change_norm(self.updater.parameters, self.updater.start)
+        values["eval/uses_ema"] = float(self.updater.ema is not None)
         self.writer.write("eval", self.iteration, values)
         self.evaluated = self.iteration
         if self.accelerator.is_main_process:
@@ -512,7 +303,7 @@ class Loop:
             self.save("best")
 
     def _preview(self) -> None:
-        with self._weights():
+        with self.updater.evaluated_weights():
             samples = self._draw(min(8, self.evaluation.samples_per_prompt))
         if self.accelerator.is_main_process:
             save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
@@ -535,13 +326,9 @@ class Loop:
         """Write a checkpoint of the completed iterations."""
         state = {
             "iteration": self.iteration,
-            "updates": self.updates,
             "cost": self.cost,
             "evaluated": self.evaluated,
-            "weights": {k: v.detach().cpu() for k, v in self.generator.state_dict().items()},
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            **self.updater.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "monitor": self.monitor.state_dict(),
         }
@@ -550,7 +337,7 @@ class Loop:
 
         def export(folder: Path) -> None:  # what is exported is what was evaluated
             # The state above holds the live weights by reference, so the average takes their place only here.
-            with self._weights():
+            with self.updater.evaluated_weights():
                 self.generator.save_pretrained(folder)
 
         return save_checkpoint(self.run_dir, name, state, export, self.accelerator, keep)
@@ -558,14 +345,7 @@ class Loop:
     def _load(self, folder: Path) -> None:
         state = load_state(folder)
         try:
-            self.generator.load_state_dict(state["weights"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.accelerator.scaler is not None and state["scaler"] is not None:
-                self.accelerator.scaler.load_state_dict(state["scaler"])
-            if self.ema is not None:
-                if state["ema"] is None:
-                    raise ValueError("it has no moving average, but trainer.ema_decay is set")
-                self.ema.load_state_dict(state["ema"])
+            self.updater.load_state_dict(state)
             self.algorithm.load_state_dict(state["algorithm"])
             self.monitor.load_state_dict(state["monitor"])
         except (KeyError, ValueError) as error:
@@ -573,8 +353,7 @@ class Loop:
                 f"{folder} does not fit this configuration: {error}. Resume with the settings that it was written "
                 "with, or start anew with --resume never"
             ) from error
-        self.iteration, self.updates, self.cost = state["iteration"], state["updates"], state["cost"]
-        self.evaluated = state["evaluated"]
+        self.iteration, self.cost, self.evaluated = state["iteration"], state["cost"], state["evaluated"]
         restore_rng(folder, self.accelerator.process_index)
 
     # ------------------------------------------------------------------------------------- stopping, progress
@@ -619,14 +398,4 @@ class Loop:
         return dry_run_table(self)
 
 
-def _refuse_dropout(module: torch.nn.Module) -> None:
-    """Roll-out and update must compute the same function."""
-    for name, part in module.named_modules():
-        if part.training and isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise TrainingError(
-                f"{name} is a dropout layer in training mode, so the update would score another function than the one "
-                "that sampled; call eval() on the model before training"
-            )
-
-
-__all__ = ["Loop", "Metrics", "TrainingError"]
+__all__ = ["Loop", "TrainingError"]

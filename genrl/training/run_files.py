@@ -64,7 +64,7 @@ class Summary:
             before=evaluations[0] if evaluations else {},
             after=evaluations[-1] if evaluations else {},
             wall_seconds=seconds,
-            weight_change=change_norm(loop.parameters, loop.start),
+            weight_change=change_norm(loop.updater.parameters, loop.updater.start),
             forward_equivalents=loop.cost,
             best_iteration=loop.monitor.best_iteration,
             reference=_reference(loop),
@@ -156,7 +156,7 @@ def sizes(loop: Loop) -> dict[str, float]:
     """Sizes and costs that follow from the settings."""
     forwards = loop.algorithm.forwards_per_sample(loop.layout.group_size)
     samples = loop.layout.total
-    trainable = sum(p.numel() for p in loop.parameters)
+    trainable = sum(p.numel() for p in loop.updater.parameters)
     return {
         "parameters": sum(p.numel() for p in loop.generator.module.parameters()),
         "trainable_parameters": trainable,
@@ -172,12 +172,12 @@ def dry_run_table(loop: Loop) -> dict[str, Any]:
     # An untrained network of the right shape is enough to measure.
     getattr(loop.generator, "build", loop.generator.prepare)(loop.device)
     loop.algorithm.configure(loop.generator)
-    loop.parameters = loop.generator.trainable()
+    loop.updater.parameters = loop.generator.trainable()
     sampler = loop.algorithm.train_sampler()
     local = len(loop.layout.local())
     micro = loop.algorithm.micro_batch or loop.layout.local_minibatch
     group = getattr(loop.algorithm, "steps_per_forward", 1)
-    trainable = sum(p.numel() * p.element_size() for p in loop.parameters)
+    trainable = sum(p.numel() * p.element_size() for p in loop.updater.parameters)
     steps = sampler.steps(0, loop.seed)
     latent = 4 * math.prod(loop.generator.latent_shape)
     mib = 1 / 2**20

@@ -92,3 +92,7 @@ class Layout:
         """Sample numbers p G + g of this process, minibatch after minibatch; int64 [P G / W]."""
         split = self._order().reshape(self.minibatches, self.processes, -1)
         return split[:, self.rank].reshape(-1)
+
+    def minibatch(self, m: int) -> Tensor:
+        """Sample numbers of minibatch m over all processes; int64 [P G / M]."""
+        return self._order().reshape(self.minibatches, -1)[m]

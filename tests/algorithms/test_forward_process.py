@@ -47,17 +47,17 @@ def run(run_dir, algorithm, generator=None, iterations=1, rate=RATE, **changes):
         run_dir, algorithm, generator=started() if generator is None else generator,
         trainer={"iterations": iterations, "learning_rate": rate, "checkpoint_every": 0}, **changes,
     )  # fmt: skip
-    rollout, step = algorithm.rollout, loop._step
+    rollout, step = algorithm.rollout, loop.updater.step
 
     def keep_rollout(*arguments):
         rollouts.append(rollout(*arguments))
         return rollouts[-1]
 
     def keep_gradients():
-        gradients.append(torch.cat([p.grad.flatten().clone() for p in loop.parameters]))
+        gradients.append(torch.cat([p.grad.flatten().clone() for p in loop.updater.parameters]))
         return step()
 
-    algorithm.rollout, loop._step = keep_rollout, keep_gradients
+    algorithm.rollout, loop.updater.step = keep_rollout, keep_gradients
     loop.run(resume="never")
     return loop, rollouts, gradients
 

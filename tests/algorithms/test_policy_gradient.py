@@ -10,8 +10,8 @@ import toy
 from genrl.algorithms import PolicyGradient
 from genrl.diffusion import CPS, DDIM, AllSteps, FixedWindow, FlowSDE
 from genrl.objectives import FlowDPPO, Guard, PPOClip, Reinforce
-from genrl.training import Loop, TrainingError
 from genrl.training.logging import Meter
+from genrl.training.updater import TrainingError, Updater
 
 STEPS, PROMPTS, GROUP, RATE = 6, 4, 4, 1e-4
 TRAINER = {"iterations": 1, "learning_rate": RATE, "checkpoint_every": 0}
@@ -35,18 +35,18 @@ class Recorded:
         self.loop = toy.make_loop(
             run_dir, algorithm, generator=started() if generator is None else generator, trainer=settings, **changes
         )
-        rollout, step = algorithm.rollout, self.loop._step
+        rollout, step = algorithm.rollout, self.loop.updater.step
 
         def keep_rollout(*arguments):
             self.rollouts.append(rollout(*arguments))
             return self.rollouts[-1]
 
         def keep_gradients():
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.loop.parameters]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.loop.updater.parameters]
             self.gradients.append(torch.cat([g.flatten() for g in grads]))
             return step()
 
-        algorithm.rollout, self.loop._step = keep_rollout, keep_gradients
+        algorithm.rollout, self.loop.updater.step = keep_rollout, keep_gradients
         try:
             self.loop.run(resume="never")
         finally:
@@ -212,7 +212,7 @@ def test_leaving_samples_out_equals_giving_them_the_weight_zero(tmp_path, monkey
     for drop in (True, False):
         algorithm = PolicyGradient(steps=STEPS, keep_per_group=1, micro_batch=3)
         if not drop:
-            monkeypatch.setattr(Loop, "_without_left_out", lambda self, minibatch: minibatch)
+            monkeypatch.setattr(Updater, "_without_left_out", lambda self, minibatch: minibatch)
         runs.append(Recorded(tmp_path / str(drop), algorithm))
     torch.testing.assert_close(runs[0].weights, runs[1].weights, rtol=0, atol=1e-6)
     # Half of the samples are left out, and cost no forward and backward.
@@ -259,7 +259,7 @@ def test_kl_to_the_start_is_zero_there_and_pulls_back_from_elsewhere(tmp_path, f
 def test_inner_epochs_reuse_the_samples_with_ratios_that_move_away_from_one(tmp_path):
     algorithm = PolicyGradient(steps=STEPS, minibatches=2, inner_epochs=2)
     run = Recorded(tmp_path, algorithm, trainer={"learning_rate": 1e-3})
-    assert len(run.gradients) == 4 and len(run.rollouts) == 1 and run.loop.updates == 4
+    assert len(run.gradients) == 4 and len(run.rollouts) == 1 and run.loop.updater.updates == 4
     assert run.metrics[0]["ratio/first_step_gap"] == 0
     assert run.metrics[0]["step_0/log_ratio_std"] > 0
     # Against the weights of the roll-out, not of the epoch: the same samples again are further away.
@@ -328,11 +328,10 @@ def test_memory_does_not_grow_with_the_number_of_trained_steps():
         loop = toy.make_loop("unused", algorithm, generator=generator)
         loop.setup()
         algorithm.configure(generator)
-        batch, _ = loop._batch(loop.layout.local(), [0, 1, 2, 3])
+        batch, _ = loop.collector.batch(loop.layout.local(), [0, 1, 2, 3], 0)
         rollout = algorithm.rollout(generator.velocity, generator, batch)
         rollout = replace(rollout, advantage=torch.ones(16), weight=torch.ones(16))
-        loop.parameters = generator.trainable()
-        loop._weight_table = torch.ones(16)
+        loop.updater.accelerator, loop.updater.layout = loop.accelerator, loop.layout
         loop.generator.module = loop.accelerator.prepare(generator.module)
         alive = peak = 0
 
@@ -348,6 +347,6 @@ def test_memory_does_not_grow_with_the_number_of_trained_steps():
                 alive -= 1
 
         with torch.autograd.graph.saved_tensors_hooks(Kept, lambda k: k.tensor):
-            loop._accumulate(rollout, 0, algorithm.units(rollout, batch), Meter(), Meter())
+            loop.updater.accumulate(rollout, len(rollout), algorithm.units(rollout, batch), Meter(), Meter())
         kept[steps] = peak
     assert kept[4] == kept[16] > 0

@@ -206,18 +206,18 @@ def test_an_unscored_sample_contributes_exactly_nothing(tmp_path, method, patter
 
 def test_a_gradient_that_is_not_finite_stops_the_run_with_the_weights_intact(tmp_path):
     loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"checkpoint_every": 0})
-    original = loop._accumulate
+    original = loop.updater.accumulate
     calls = []
 
     def poisoned(*arguments):
         done = original(*arguments)
         calls.append(1)
         if len(calls) == 3:  # the first update of iteration 2
-            loop.parameters[0].grad[0, 0] = float("nan")
+            loop.updater.parameters[0].grad[0, 0] = float("nan")
         return done
 
-    loop._accumulate = poisoned
-    with pytest.raises(NonFiniteError, match=r"gradient norm is nan in iteration 2, update 3.*learning_rate"):
+    loop.updater.accumulate = poisoned
+    with pytest.raises(NonFiniteError, match=r"iteration 2: the gradient norm is nan in update 3.*learning_rate"):
         loop.run()
     assert torch.isfinite(toy.weights(loop)).all()
     assert [i for i, _ in list_checkpoints(tmp_path)] == [1]
@@ -225,17 +225,17 @@ def test_a_gradient_that_is_not_finite_stops_the_run_with_the_weights_intact(tmp
 
 def test_in_the_middle_of_an_iteration_nothing_is_saved_under_the_name_of_the_last_one(tmp_path):
     loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"checkpoint_every": 0})
-    original = loop._accumulate
+    original = loop.updater.accumulate
     calls = []
 
     def poisoned(*arguments):
         done = original(*arguments)
         calls.append(1)
         if len(calls) == 4:  # the second update of iteration 2
-            loop.parameters[0].grad[0, 0] = float("nan")
+            loop.updater.parameters[0].grad[0, 0] = float("nan")
         return done
 
-    loop._accumulate = poisoned
+    loop.updater.accumulate = poisoned
     with pytest.raises(NonFiniteError):
         loop.run()
     assert list_checkpoints(tmp_path) == []

@@ -91,7 +91,7 @@ def test_a_dry_run_trains_nothing_and_foretells_the_cost_and_size_of_a_real_run(
     assert counted == table["forwards_per_iteration"] + 3 * table["forward_backwards_per_iteration"]
     per = real.algorithm.forwards_per_sample(group_size=4)
     assert counted == 16 * (per["sample"] + per["no_grad"] + 3 * per["train"])
-    assert table["updates_per_iteration"] == real.updates
+    assert table["updates_per_iteration"] == real.updater.updates
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,7 +128,7 @@ def test_evaluation_uses_the_average_says_so_and_leaves_the_live_weights_alone(t
         loop.run()
         found[decay] = toy.rows(tmp_path / str(decay), "eval"), toy.weights(loop)
         if decay:
-            with loop.ema.active():
+            with loop.updater.ema.active():
                 own = loop._draw(4)
             last = found[decay][0][-1]
             assert last["eval/reward"] == pytest.approx(
@@ -162,7 +162,7 @@ def test_the_set_of_trained_parameters_is_the_same_before_and_after(tmp_path):
     )
     loop.run()
     assert [p.requires_grad for p in generator.module.parameters()] == before
-    held = {id(p) for group in loop.optimizer.param_groups for p in group["params"]}
+    held = {id(p) for group in loop.updater.optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in generator.trainable()}
     assert torch.equal(generator.module.bias, frozen)
 
