@@ -79,7 +79,7 @@ def _guarded(command: Command, options: Arguments, parser: argparse.ArgumentPars
     try:
         return command.run(options)
     except KeyboardInterrupt:
-        return _fail("stopped before anything was saved", 130)
+        return _fail("stopped at once; the same command goes on from the last checkpoint, if run_dir has one", 130)
     except BrokenPipeError:  # `genrl ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -154,6 +154,10 @@ class DigitJudge:
         """[B] 1.0 or 0.0."""
         return (self.predict(media) == digit_labels(metadata, prompts)).float().to(media.device)
 
+    def reference(self) -> float:
+        """What the generator's 900 real images read: the level of real data."""
+        return self.describe()["real_accuracy"]
+
     def describe(self) -> dict[str, float]:
         """`real_accuracy` on the generator's 900 real images: the level of real data."""
         from genrl.generators.digits_data import load_digits_split

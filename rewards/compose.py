@@ -15,8 +15,8 @@ class Compose:
     """Named rewards with weights and caps; a call returns the raw value of every one of them.
 
     Raw values are what is logged. The advantage step asks `for_advantage(raw)` for the capped values and the weights
-    of those that count, and normalises each reward before the weighted sum (GDPO, arXiv:2601.05242), so that the
-    reward with the largest variance does not decide alone.
+    of those that count. Most estimators add them up as they are, so that the reward with the largest variance decides;
+    `genrl.objectives.GDPO` normalises each one first.
 
     Args:
         rewards: name -> reward. A reward that returns a dict gives the names `outer/inner`.

@@ -93,7 +93,9 @@ class DigitsGenerator(TokenDiTGenerator):
             after 500 (15 CPU seconds).
         base_seed: seed of base training.
         path: "rectified_flow" (the network predicts the velocity) or "vp" (it predicts epsilon, for DDPO).
-        guidance_scale, lora, cache_dir: see `TokenDiTGenerator`; e.g. lora={"rank": 8, "alpha": 16}.
+        guidance_scale: w of classifier-free guidance, in sampling and training alike; None for none.
+        lora: None trains all weights; a dictionary such as {"rank": 8, "alpha": 16} trains an adapter.
+        cache_dir: where trained bases are kept; by default $GENRL_CACHE or ~/.cache/genrl.
 
     Example:
         >>> generator = DigitsGenerator()

@@ -75,7 +75,10 @@ class RenderedTextGenerator(TokenDiTGenerator):
             samples of 20 ODE steps exactly, and its mean score 1 - edit distance / 2 is 0.80.
         base_seed: seed of base training and of the renderings.
         renderings: images of each string.
-        path, guidance_scale, lora, cache_dir: as for `DigitsGenerator`.
+        path: "rectified_flow" or "vp".
+        guidance_scale: w of classifier-free guidance, in sampling and training alike; None for none.
+        lora: None trains all weights; a dictionary such as {"rank": 8, "alpha": 16} trains an adapter.
+        cache_dir: where trained bases are kept; by default $GENRL_CACHE or ~/.cache/genrl.
     """
 
     latent_shape = (1, HEIGHT, WIDTH)

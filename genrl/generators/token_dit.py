@@ -139,6 +139,12 @@ class TokenDiTGenerator(ABC):
             self._set_network(_load(self._build(), folder / WEIGHTS_FILE))
         self.module.to(self._device)
 
+    def build(self, device: torch.device | str) -> None:
+        """An untrained network in the shape of the real one, to measure sizes with."""
+        self._device = torch.device(device)
+        if self._module is None:
+            self._set_network(self._build())
+
     def base_config(self) -> dict[str, Any]:
         """Everything that determines the base: the key of its cache folder."""
         return {

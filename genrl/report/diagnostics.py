@@ -27,8 +27,7 @@ from genrl.report.views import (
 TRAINING = (
     ("KL to the reference", {"kl/reference": "KL to the reference"}),
     ("KL to the roll-out policy", {"kl/old": "KL to the roll-out policy"}),
-    ("Policy loss", {"loss/policy": "policy loss"}),
-    ("KL loss", {"loss/kl": "KL loss"}),
+    ("Loss", {"loss/total": "loss"}),
     ("Gradient norm", {"grad/norm": "gradient norm, before clipping"}),
     ("Ratio", {"ratio/mean": "mean", "ratio/min": "min", "ratio/max": "max"}),
     ("Clip fraction", {"ratio/clip_fraction": "clip fraction"}),

@@ -274,7 +274,11 @@ class Loop:
         self.last = metrics
         self.writer.write("train", self.iteration, {**metrics, **times})
         for message in self.monitor.after_iteration(metrics):
-            self.writer.write("event", self.iteration, {"message": message})
+            self._event(message)
+
+    def _event(self, message: str) -> None:
+        event, level = ("alarm", "warning") if message.startswith("alarm") else ("note", "info")
+        self.writer.write("event", self.iteration, {"event": event, "level": level, "message": message})
 
     # ------------------------------------------------------------------------------- evaluation, checkpoints
 
@@ -297,7 +301,7 @@ class Loop:
             save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
         best, messages, stop = self.monitor.after_evaluation(self.iteration, values)
         for message in messages:
-            self.writer.write("event", self.iteration, {"message": message})
+            self._event(message)
         self._stop = self._stop or stop
         if best and self.iteration:
             self.save("best")

@@ -18,6 +18,7 @@ _REDUCED = {
 }
 _DRIFTING = ("stats/dark_share", "stats/saturated_share", "stats/edge_energy", "stats/entropy")
 _DRIFT_LIMIT = 0.5  # relative change of an image statistic from its first evaluation that is worth an alarm
+_DRIFT_FLOOR = 0.1  # changes are relative to no less than this: a share of .01 that doubles is no drift
 
 
 class Monitor:
@@ -93,7 +94,7 @@ class Monitor:
                 )
         for stat in _DRIFTING:
             now, then = values.get(f"eval/{stat}"), self.first.get(f"eval/{stat}")
-            if now is not None and then and abs(now - then) > _DRIFT_LIMIT * abs(then):
+            if now is not None and then is not None and abs(now - then) > _DRIFT_LIMIT * max(abs(then), _DRIFT_FLOOR):
                 messages.append(
                     self._once(f"drift {stat}", f"alarm: {stat} moved from {then:.3f} to {now:.3f} since the start")
                 )

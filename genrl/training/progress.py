@@ -62,7 +62,9 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)  # a log file has room for the intervals
     table = Table(title=f"{summary.name}: {summary.status} after {summary.iteration} iterations", title_justify="left")
     for heading in ("measured on held-out prompts", "before", "after", "real data"):
         table.add_column(heading, justify="left" if heading.startswith("measured") else "right")

@@ -185,7 +185,7 @@ def dry_run_table(loop: Loop) -> dict[str, Any]:
         "weights_MiB": sum(p.numel() * p.element_size() for p in loop.generator.module.parameters()) * mib,
         "gradients_and_optimizer_MiB": 3 * trainable * mib,
         "average_MiB": trainable * mib * (loop.trainer.ema_decay is not None),
-        "reference_copy_MiB": trainable * mib * loop.algorithm.needs_reference,
+        "starting_copies_MiB": 2 * trainable * mib,  # the reference, and what weight_change is measured from
         "rollout_latents_MiB": latent * local * (2 * len(steps) + 2) * mib,
         "activations_of_one_backward_MiB": saved_for_backward(loop, micro * group) * mib,
     }

@@ -17,7 +17,7 @@ Scores = dict[str, Tensor]
 
 
 class RewardWorker:
-    """Scores batches in one thread, in the order they come, while the caller goes on sampling.
+    """Scores batches in one thread, in the order they come, while the caller draws the next batch.
 
     The thread is a daemon: a reward that hangs cannot keep the process from ending.
 

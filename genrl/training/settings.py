@@ -14,8 +14,8 @@ class TrainerSettings:
         iterations: roll-out + update rounds.
         prompts_per_iteration: P, different prompts in a round, over all processes.
         group_size: G, samples per prompt.
-        rollout_batch: samples drawn in one network call per process; None draws all at once. Rewards of a batch are
-            computed in the background while the next is drawn.
+        rollout_batch: samples drawn in one network call per process; None draws all at once. With several batches the
+            rewards of one are computed while the next is drawn.
         learning_rate: AdamW step size.
         weight_decay: AdamW decoupled weight decay.
         betas: AdamW moment decays.

@@ -24,7 +24,7 @@ def train_row(i: int, rng: random.Random, ratios: bool = True) -> dict[str, Any]
         "reward/correct_std": 0.15 * math.exp(-i / 20),
         "advantage/zero_std_groups": min(1.0, i / 60),
         "advantage/nan_share": 0.0,
-        "loss/policy": rng.gauss(0, 1e-4),
+        "loss/total": rng.gauss(0, 1e-4),
         "grad/norm": 0.4 + rng.random() * 0.2,
         "kl/reference": 2e-3 * i,
         "lr": 3e-4,

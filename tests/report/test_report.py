@@ -168,7 +168,7 @@ def test_missing_run_directory_is_named_with_a_remedy(tmp_path, call):
 
 def test_nan_and_inf_are_gaps_and_are_counted(make_run):
     run = make_run(iterations=12)
-    append(run, '{"iteration": 13, "kind": "train", "grad/norm": NaN, "loss/policy": Infinity, "kl/reference": null}\n')
+    append(run, '{"iteration": 13, "kind": "train", "grad/norm": NaN, "loss/total": Infinity, "kl/reference": null}\n')
     append(run, '{"iteration": 13, "kind": "eval", "eval/judge": NaN, "eval/judge_low": NaN}\n')
     html = write_report(run).read_text()
     text = Page(html).text
