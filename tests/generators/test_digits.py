@@ -54,8 +54,10 @@ def test_a_prompt_that_is_too_long_is_named():
 
 def test_prompts_are_one_a_digit_and_the_held_out_ones_are_other_texts():
     prompts = DigitPrompts()
-    assert [prompt.metadata for prompt in prompts.train] == [{"label": k} for k in range(10)]
-    assert prompts.train[7].text == "a handwritten seven" and prompts.held_out[7].text == "the digit 7"
+    assert [prompt.metadata for prompt in prompts.train] == 2 * [{"label": k} for k in range(10)]
+    assert [p.metadata for p in prompts.held_out] == [{"label": k} for k in range(10)]
+    assert prompts.train[7].text == "a handwritten seven" and prompts.train[17].text == "number 7"
+    assert prompts.held_out[7].text == "a drawing of the number seven"
     assert not {p.text for p in prompts.train} & {p.text for p in prompts.held_out}
     for prompt in prompts.train + prompts.held_out:
         assert digit_of(prompt.text) == prompt.metadata["label"]
