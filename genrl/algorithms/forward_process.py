@@ -20,6 +20,7 @@ from torch import Tensor
 from genrl.algorithms.base import Batch, Metrics, Rollout, Unit, chunked, initial_noise
 from genrl.diffusion import Euler, Kernel, Path, Sampler, Schedule, VelocityFn
 from genrl.generators.base import Generator
+from genrl.networks.weights import WeightSet
 from genrl.objectives import GRPO, AdvantageEstimator, Advantages, nft_loss, optimality
 
 _TIMES, _DRAWS = 10_000, 20_000  # noise streams of the forward process, far above any sampling step
@@ -93,8 +94,6 @@ class ForwardProcess:
         self.sampler = Sampler(self.kernel, Schedule.uniform(self.steps, self.shift), path=generator.path)
         self._old: Any = None
         if self.old_decay > 0:
-            from genrl.training.ema import WeightSet
-
             self._old = WeightSet(generator.trainable())
 
     def train_sampler(self) -> Sampler:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from genrl.diffusion.paths import Path
+from genrl.networks.weights import WeightSet
 
 Cond = Any
 Noise = torch.Generator | Callable[[tuple[int, ...]], Tensor] | None
@@ -88,17 +89,16 @@ def draw_noise(noise: Noise, shape: tuple[int, ...], device: torch.device | str)
     return noise(shape).to(device, torch.float32)
 
 
-class TrainableWeights:
-    """The trainable parameters of a network and a frozen copy of their start.
+class NamedWeights:
+    """Trainable parameters by name.
 
     Args:
         network: the unwrapped network. Parameters that require a gradient now are the trainable ones; wrappers of the
-            network share them, so `reference` works through a wrapper too.
+            network share them.
     """
 
     def __init__(self, network: nn.Module):
         self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self._start = [p.detach().clone() for p in self.named.values()]
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.named.values())
@@ -109,24 +109,19 @@ class TrainableWeights:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         load_strictly(self.named, state)
 
+
+class TrainableWeights(NamedWeights):
+    """The trainable parameters of a network and a frozen copy of their start."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__(network)
+        self._start = WeightSet(self.parameters())
+
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """Hold the starting values in the parameters, in place, and put the live values back at the end.
-
-        Gradients are off inside. Values are exchanged through `Tensor.data`, which keeps autograd's version counters:
-        a graph made before the block is valid after it, because by then it sees the values that it was made with.
-        """
-        live = [p.detach().clone() for p in self.parameters()]
-        try:
-            self._fill(self._start)
-            with torch.no_grad():
-                yield
-        finally:
-            self._fill(live)
-
-    def _fill(self, values: list[Tensor]) -> None:
-        for p, value in zip(self.parameters(), values, strict=True):
-            p.data.copy_(value)
+        """Hold the starting values in the parameters, in place, without gradients; the live values come back."""
+        with self._start.active(), torch.no_grad():
+            yield
 
 
 def load_strictly(named: dict[str, nn.Parameter], state: dict[str, Tensor]) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from genrl.generators.base import load_strictly
+from genrl.generators.base import NamedWeights, load_strictly
 
 ADAPTER = "policy"
 WEIGHTS_FILE = "adapter_model.safetensors"  # peft's own file names, so that peft can read the folder too
@@ -40,7 +40,7 @@ class LoraSettings:
         return settings
 
 
-class LoraWeights:
+class LoraWeights(NamedWeights):
     """An adapter inside a network; the counterpart of `TrainableWeights`.
 
     Injects the adapter and freezes everything else.
@@ -63,16 +63,7 @@ class LoraWeights:
         with seeded(seed):
             inject_adapter_in_model(self._config, network, adapter_name=ADAPTER)
         network.eval()
-        self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.named.values())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.named.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        load_strictly(self.named, state)
+        super().__init__(network)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from genrl.diffusion.paths import Path, VariancePreserving
+from genrl.progress import progress_bar
 
 # Part of every base's cache key: raise it when a change of this file, of the networks or of the data changes the bases.
 RECIPE_VERSION = 2
@@ -112,29 +112,3 @@ def _draw_times(path: Path, batch: int, draw: torch.Generator) -> Tensor:
     if isinstance(path, VariancePreserving):
         return (torch.randint(path.n, (batch,), generator=draw) + 1).float() / path.n
     return torch.rand(batch, generator=draw)
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, total: int, enabled: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar with the remaining time on stderr; yields the function that advances it by one."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(file=sys.stderr), disable=not enabled) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)

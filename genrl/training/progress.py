@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genrl.progress import progress_columns
+
 if TYPE_CHECKING:
     from genrl.training.loop import Loop
     from genrl.training.run_files import Summary
@@ -18,27 +20,12 @@ _HIDDEN = ("_low", "_high")
 def training_progress(loop: Loop) -> Iterator[Callable[[Any], None]]:
     """A bar on a terminal, a line now and then elsewhere; only on the main process."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True)
     main, total = loop.accelerator.is_main_process, loop.trainer.iterations
     live = main and console.is_terminal
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    columns = (*progress_columns(), TextColumn("{task.fields[note]}"))
     every = max(1, total // 20)
     with Progress(*columns, console=console, disable=not live) as bar:
         task = bar.add_task(loop.name, total=total, completed=loop.iteration, note="")

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 import torch
-from conftest import TINY, sample
+from generator_members import TINY, sample
 
 from genrl.generators import DigitsGenerator
 from genrl.generators.cache import cache_root, cached_folder

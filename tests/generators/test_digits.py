@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from generator_members import TINY
 from sklearn.datasets import load_digits
 
 from genrl.generators import DigitPrompts, DigitsGenerator, load_digits_split

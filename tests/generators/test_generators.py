@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import change, sample
+from generator_members import change, sample
 from torch import nn
 
 from genrl.diffusion import index_batch
@@ -156,7 +156,7 @@ def test_velocity_calls_the_wrapper_that_replaced_the_module(make, prompts):
 
 
 def test_use_before_prepare_is_an_error(variant, prompts):
-    from conftest import TINY, VARIANTS
+    from generator_members import TINY, VARIANTS
 
     kind, arguments = VARIANTS[variant]
     generator = kind(**{**TINY, **arguments})

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from conftest import TINY, change, sample
+from generator_members import TINY, change, sample
 from safetensors.torch import load_file, save_file
 
 from genrl.generators import DigitsGenerator
