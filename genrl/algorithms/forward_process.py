@@ -52,7 +52,7 @@ class ForwardProcess:
         self,
         steps: int = 10,
         shift: float = 1.0,
-        kernel: Kernel | None = None,
+        kernel: Kernel = Euler(),
         advantage: AdvantageEstimator | None = None,
         draws: int = 2,
         beta: float = 1.0,
@@ -80,7 +80,7 @@ class ForwardProcess:
             if value < 1:
                 raise ValueError(f"algorithm.{name} = {value} must be at least 1")
         self.steps, self.shift = steps, shift
-        self.kernel: Kernel = Euler() if kernel is None else kernel
+        self.kernel = kernel
         self.advantage: AdvantageEstimator = GRPO() if advantage is None else advantage
         self.draws, self.beta, self.advantage_max, self.form = draws, beta, advantage_max, form
         self.t_min, self.t_max, self.old_decay, self.kl_weight = t_min, t_max, old_decay, kl_weight

@@ -71,12 +71,12 @@ class PolicyGradient:
 
     def __init__(
         self,
-        kernel: Kernel | None = None,
+        kernel: Kernel = FlowSDE(),
         steps: int = 10,
         shift: float = 1.0,
-        window: Window | None = None,
+        window: Window = AllSteps(),
         step_fraction: float = 1.0,
-        surrogate: Surrogate | None = None,
+        surrogate: Surrogate = PPOClip(),
         advantage: AdvantageEstimator | None = None,
         keep_per_group: int | None = None,
         reduction: Reduction = "mean",
@@ -99,11 +99,11 @@ class PolicyGradient:
         for name, value in [("inner_epochs", inner_epochs), ("minibatches", minibatches), ("steps", steps)]:
             if value < 1:
                 raise ValueError(f"algorithm.{name} = {value} must be at least 1")
-        self.kernel: Kernel = FlowSDE() if kernel is None else kernel
+        self.kernel = kernel
         self.steps, self.shift = steps, shift
-        self.window: Window = AllSteps() if window is None else window
+        self.window = window
         self.step_fraction = step_fraction
-        self.surrogate: Surrogate = PPOClip() if surrogate is None else surrogate
+        self.surrogate = surrogate
         self.advantage: AdvantageEstimator = GRPO() if advantage is None else advantage
         self.keep_per_group = keep_per_group
         self.reduction: Reduction = reduction

@@ -58,7 +58,8 @@ class SlidingWindow:
             raise ValueError(f"size, stride and every of a SlidingWindow must be at least 1, got {self}")
 
     def __call__(self, eligible: Sequence[int], iteration: int = 0, seed: int = 0) -> Sequence[int]:
-        positions = list(range(0, max(len(eligible) - self.size, 0) + 1, self.stride))
+        last = max(len(eligible) - self.size, 0)
+        positions = [*range(0, last, self.stride), last]  # the last steps are reached whatever the stride
         return _slice(eligible, positions[(iteration // self.every) % len(positions)], self.size)
 
 

@@ -7,7 +7,6 @@ micro-batches and processes and makes sure that nothing is lost.
 from __future__ import annotations
 
 import errno
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,10 +34,13 @@ from genrl.training.errors import TrainingError
 from genrl.training.evaluation import deterministic_sampler, measure, sample_set, save_image
 from genrl.training.logging import RunWriter
 from genrl.training.monitor import Monitor
-from genrl.training.run_files import Summary, describe_run, dry_run_table, prepare_run_dir, write_summary
+from genrl.training.progress import training_progress
+from genrl.training.run_dir import claim_run_dir, prepare_run_dir
+from genrl.training.run_files import Summary, describe_run, dry_run_table, write_summary
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, seed_everything
 from genrl.training.settings import EvaluationSettings, TrainerSettings
+from genrl.training.stopping import StopRequest
 from genrl.training.updater import Updater
 
 T = TypeVar("T")
@@ -82,7 +84,8 @@ class Loop:
         self.iteration = 0  # completed iterations
         self.cost = 0.0  # forward-equivalents so far: a backward counts two
         self.evaluated = -1  # iteration of the last evaluation
-        self._stop = self._requested = ""
+        self._stop = ""
+        self._request = StopRequest()
 
     # ---------------------------------------------------------------------------------------------- set-up
 
@@ -156,16 +159,25 @@ class Loop:
         """
         began = time.time()
         self.setup()
-        main = self.accelerator.is_main_process
-        problem = ""
+        main = self._request.announce = self.accelerator.is_main_process
+        lock, changes, problem = None, [], ""
         if main:
             try:
-                prepare_run_dir(self.run_dir, self.config, resume)
+                lock = claim_run_dir(self.run_dir)
+                changes = prepare_run_dir(self.run_dir, self.config, resume)
             except (OSError, ValueError) as error:
                 problem = str(error)
         problem = any_problem(self.accelerator, problem)
-        if problem:
-            raise TrainingError(problem)
+        try:
+            if problem:
+                raise TrainingError(problem)
+            return self._run(resume, changes, began)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _run(self, resume: str, changes: list[str], began: float) -> Summary:
+        main = self.accelerator.is_main_process
         self.prepare()
         found = list_checkpoints(self.run_dir) if resume != "never" else []
         if found:
@@ -174,10 +186,11 @@ class Loop:
         self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main)
         if main:
             describe_run(self)
+            self._say_how_it_starts(found != [], changes)
         worker = RewardWorker(self.reward, self.trainer.reward_timeout)
         status = "failed"
         try:
-            with self._signals(), self._progress() as show:
+            with self._request.listening(), training_progress(self) as show:
                 self._look()
                 self._agree_to_stop()
                 while self.iteration < self.trainer.iterations and not self._stop:
@@ -198,6 +211,16 @@ class Loop:
             worker.close()
             summary = self._close(status, time.time() - began)
         return summary
+
+    def _say_how_it_starts(self, resumed: bool, changes: list[str]) -> None:
+        if resumed:
+            print(f"{self.run_dir}: going on from iteration {self.iteration} of {self.trainer.iterations}")
+            if self.iteration >= self.trainer.iterations:
+                print("it is finished; raise trainer.iterations to go on, or start anew with --resume never")
+        if changes:
+            self._event(f"resumed with changed settings: {'; '.join(changes)}")
+            print("resumed with changed settings, so the curve is not that of one experiment:")
+            print("\n".join(f"  {change}" for change in changes))
 
     def _close(self, status: str, seconds: float) -> Summary:
         """Write the summary; a disk that is full does not hide what went wrong before."""
@@ -362,39 +385,9 @@ class Loop:
 
     # ------------------------------------------------------------------------------------- stopping, progress
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after the iteration, the second at once."""
-        import threading
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(number: int, frame: Any) -> None:
-            if self._requested:
-                raise KeyboardInterrupt
-            self._requested = "interrupted"
-            if self.accelerator.is_main_process:
-                print(f"\n{signal.Signals(number).name}: finishing the iteration and saving; repeat to stop at once")
-
-        before = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _agree_to_stop(self) -> None:
         """Take over a request to stop, on every process at the same iteration."""
-        self._stop = any_problem(self.accelerator, self._stop or self._requested)
-
-    @contextmanager
-    def _progress(self) -> Iterator[Any]:
-        from genrl.training.progress import training_progress
-
-        with training_progress(self) as show:
-            yield show
+        self._stop = any_problem(self.accelerator, self._stop or self._request.reason)
 
     def dry_run(self) -> dict[str, Any]:
         """Build everything, measure sizes, train nothing."""

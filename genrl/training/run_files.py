@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,6 @@ import torch
 
 from genrl.diffusion import RowNoise
 from genrl.report.data import METRICS, read_metrics
-from genrl.training.checkpoint import clean_up, list_checkpoints
 from genrl.training.logging import write_json
 
 if TYPE_CHECKING:
@@ -80,37 +78,6 @@ def _reference(loop: Loop) -> dict[str, float]:
             value = gauge.reference()
             found |= value if isinstance(value, dict) else {name: float(value)}
     return found
-
-
-def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -> None:
-    """Make or check the run directory before anything is computed.
-
-    Raises:
-        ValueError: for an unknown ``resume``, a missing checkpoint with ``"require"``, or another run's directory.
-        OSError: when it cannot be written.
-    """
-    if resume not in ("auto", "never", "require"):
-        raise ValueError(f"resume = {resume!r} is unknown; allowed are auto, never, require")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".write-test"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise OSError(f"run directory {run_dir} cannot be written ({error}); choose another run_dir") from error
-    clean_up(run_dir)
-    steps = list_checkpoints(run_dir)
-    if resume == "require" and not steps:
-        raise ValueError(f"--resume require, but {run_dir} has no checkpoint; use --resume auto to start one")
-    if resume == "never" or not steps:
-        for name in ("checkpoints", "samples", "tensorboard"):
-            shutil.rmtree(run_dir / name, ignore_errors=True)
-        for name in ("report.html", "summary.json"):
-            (run_dir / name).unlink(missing_ok=True)
-    if config is not None:
-        from genrl.config import save
-
-        save(config, run_dir / "config.yaml")
 
 
 def describe_run(loop: Loop) -> None:

@@ -35,7 +35,7 @@ def test_sliding_window_goes_from_noise_to_data_and_starts_again() -> None:
     starts = [window(ELIGIBLE, iteration, 0)[0] for iteration in range(25 * 7)]
     assert starts == [start for start in [0, 1, 2, 3, 4, 5, 0] for _ in range(25)]
     assert list(window(ELIGIBLE, 125, 0)) == [5, 6, 7, 8]
-    assert [SlidingWindow(2, 3, 1)(ELIGIBLE, k, 0)[0] for k in range(4)] == [0, 3, 6, 0]
+    assert [SlidingWindow(2, 3, 1)(ELIGIBLE, k, 0)[0] for k in range(5)] == [0, 3, 6, 7, 0]
 
 
 def test_random_window_is_uniform_over_every_start() -> None:
@@ -85,3 +85,14 @@ def test_windows_that_do_not_fit_are_refused(window) -> None:
 def test_sliding_windows_that_cannot_move_are_refused(arguments) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         SlidingWindow(*arguments)
+
+
+def test_a_sliding_window_reaches_the_last_steps_whatever_its_stride():
+    window = SlidingWindow(size=4, stride=2, every=1)
+    assert [list(window(range(9), i, 0)) for i in range(5)] == [
+        [0, 1, 2, 3],
+        [2, 3, 4, 5],
+        [4, 5, 6, 7],
+        [5, 6, 7, 8],
+        [0, 1, 2, 3],
+    ]

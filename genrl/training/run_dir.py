@@ -1,0 +1,92 @@
+"""A run directory before a run: whether it can be written, whose it is, what changed since the last time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from genrl.training.checkpoint import clean_up, list_checkpoints
+
+LOCK = ".lock"
+# Settings that may change between two parts of a run without making it another experiment.
+_FREE = ("name", "run_dir", "evaluation", "trainer.iterations", "trainer.checkpoint_every", "trainer.keep_checkpoints",
+         "trainer.preview_every", "trainer.tensorboard", "trainer.cpu_threads", "trainer.processes",
+         "trainer.reward_timeout", "trainer.device", "trainer.collapse_fraction")  # fmt: skip
+
+
+def claim_run_dir(run_dir: Path) -> Any:
+    """A lock that only one run at a time can hold; it ends with its process, however that ends.
+
+    Raises:
+        OSError: when the directory cannot be written.
+        ValueError: when another run is writing into it.
+    """
+    from filelock import FileLock, Timeout  # a dependency of torch
+
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe = run_dir / ".write-test"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+        lock = FileLock(run_dir / LOCK)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"another run is writing into {run_dir} at this moment; choose another run_dir, or stop that run first"
+        ) from error
+    except OSError as error:
+        raise OSError(f"run directory {run_dir} cannot be written ({error}); choose another run_dir") from error
+    return lock
+
+
+def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -> list[str]:
+    """Bring a claimed run directory into the state to start from.
+
+    Returns:
+        What a resumed run changes: "key: old -> new".
+
+    Raises:
+        ValueError: for an unknown ``resume``, or a missing checkpoint with ``"require"``.
+    """
+    if resume not in ("auto", "never", "require"):
+        raise ValueError(f"resume = {resume!r} is unknown; allowed are auto, never, require")
+    clean_up(run_dir)
+    steps = list_checkpoints(run_dir)
+    if resume == "require" and not steps:
+        raise ValueError(f"--resume require, but {run_dir} has no checkpoint; use --resume auto to start one")
+    changes: list[str] = []
+    if resume == "never" or not steps:
+        for name in ("checkpoints", "samples", "tensorboard"):
+            shutil.rmtree(run_dir / name, ignore_errors=True)
+        for name in ("report.html", "summary.json"):
+            (run_dir / name).unlink(missing_ok=True)
+    elif config is not None:
+        changes = changed_settings(run_dir / "config.yaml", config)
+    if config is not None:
+        from genrl.config import save
+
+        save(config, run_dir / "config.yaml")
+    return changes
+
+
+def changed_settings(path: Path, config: dict[str, Any]) -> list[str]:
+    """Settings of a saved configuration that another one changes, without those that a run may change freely."""
+    import yaml
+
+    if not path.is_file():
+        return []
+    old, new = flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}), flatten(config)
+    watched = [key for key in sorted(old.keys() | new.keys()) if not any(f"{key}.".startswith(f"{f}.") for f in _FREE)]
+    pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in watched]
+    return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested dicts, without ``init_args``."""
+    if isinstance(tree, dict) and tree:
+        found: dict[str, Any] = {}
+        for key, value in tree.items():
+            found |= flatten(value, prefix if key == "init_args" else f"{prefix}{key}.")
+        return found
+    return {prefix.removesuffix("."): list(tree) if isinstance(tree, tuple) else tree}
