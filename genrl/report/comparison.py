@@ -14,6 +14,7 @@ from genrl.report.data import NAN, RunData, load_run, mean
 from genrl.report.page import absent, chart_grid, details, page, pairs, section, table, write_page
 from genrl.report.sections import final_cost, wall_seconds
 from genrl.report.views import (
+    ROLES,
     SAMPLERS,
     STEP_AXIS,
     Gauge,
@@ -93,7 +94,8 @@ def _chips(methods: list[Method]) -> str:
 
 def _gauges(methods: list[Method]) -> list[Gauge]:
     found = {gauge.name: gauge for method in methods for run in method.runs for gauge in gauges(run)}
-    return sorted(found.values(), key=lambda gauge: ("proxy", "gauge", "spread").index(gauge.role))
+    shown = [gauge for gauge in found.values() if gauge.role != "statistic"]
+    return sorted(shown, key=lambda gauge: ROLES.index(gauge.role))
 
 
 def _over_seeds(label: str, lines: Sequence[Series], colour: int) -> Series:

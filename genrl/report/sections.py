@@ -185,13 +185,16 @@ def samples(run: RunData) -> str:
     return section(title, body, "The same prompts and the same noise in every grid: what differs was learned.")
 
 
+CHARTED = ((("proxy", "gauge"), "Proxy and gauges"), (("spread",), "Spread"), (("statistic",), "Image statistics"))
+
+
 def curves(run: RunData) -> str:
     title = "Rewards and gauges"
     train, evaluations, shown = run.table("train"), run.table("eval"), gauges(run)
     real = references(run)
     charts = []
     for sampler, sampler_text in SAMPLERS:
-        for roles, what in ((("proxy", "gauge"), "Proxy and gauges"), (("spread",), "Spread")):
+        for roles, what in CHARTED:
             picked = [gauge for gauge in shown if gauge.role in roles]
             lines = [
                 over_iterations(evaluations, f"{sampler}/{gauge.name}", gauge.short, colour)
@@ -200,7 +203,7 @@ def curves(run: RunData) -> str:
             charts += [_gauge_chart(f"{what}, {sampler_text}", group, picked, real) for group in by_unit(lines)]
     for colour, name in enumerate(reward_names(train)):
         charts.append(line_chart(f"Reward of the roll-outs: {name}", [_reward(train, name, colour)]))
-    picked = [gauge for gauge in shown if gauge.role != "spread"]
+    picked = [gauge for gauge in shown if gauge.role in ("proxy", "gauge")]
     lines = [
         against_cost(over_iterations(evaluations, f"eval/{gauge.name}", gauge.short, colour), train)
         for colour, gauge in enumerate(picked)

@@ -21,9 +21,16 @@ SPREAD_TEXT = {
 }
 
 
+ROLES = ("proxy", "gauge", "spread", "statistic")
+NOT_MEASURED = ("weight_change", "uses_ema")  # logged with an evaluation, but not of its samples
+
+
 @dataclass(frozen=True)
 class Gauge:
-    """One evaluated number. `role` is `"proxy"` (trained on), `"gauge"` (only logged) or `"spread"`."""
+    """One evaluated number.
+
+    `role` is `"proxy"` (trained on), `"gauge"` (only logged), `"spread"` or `"statistic"` (of the pictures).
+    """
 
     name: str
     role: str
@@ -32,10 +39,14 @@ class Gauge:
     def meaning(self) -> str:
         if self.role == "spread":
             return SPREAD_TEXT.get(self.name.rsplit("_", 1)[-1], "spread")
+        if self.role == "statistic":
+            return "statistic of the pictures"
         return "proxy: the trained reward" if self.role == "proxy" else "gauge, not trained on"
 
     @property
     def short(self) -> str:
+        if self.role == "statistic":
+            return self.name.removeprefix("stats/")
         return f"{self.name}: {self.meaning}" if self.role == "spread" else f"{self.name} ({self.role})"
 
 
@@ -54,9 +65,17 @@ def gauges(run: RunData) -> list[Gauge]:
     for name in names:
         if any(name.endswith(end) and name.removesuffix(end) in known for end in ("_low", "_high", "_std")):
             continue  # belongs to the number before the suffix
-        role = "proxy" if name in rewards or name.startswith("reward") else "spread" if SPREAD.search(name) else "gauge"
-        found.append(Gauge(name, role))
-    return sorted(found, key=lambda gauge: ("proxy", "gauge", "spread").index(gauge.role))
+        if name not in NOT_MEASURED:
+            found.append(Gauge(name, _role(name, rewards)))
+    return sorted(found, key=lambda gauge: ROLES.index(gauge.role))
+
+
+def _role(name: str, rewards: set[str]) -> str:
+    if name in rewards or name.startswith("reward"):
+        return "proxy"
+    if name.startswith("stats/"):
+        return "statistic"
+    return "spread" if SPREAD.search(name) else "gauge"
 
 
 def _names(table: Table, prefix: str) -> list[str]:
