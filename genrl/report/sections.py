@@ -194,6 +194,8 @@ def curves(run: RunData) -> str:
     real = references(run)
     charts = []
     for sampler, sampler_text in SAMPLERS:
+        if sum(any(name.startswith(f"{sampler}/") for name in row) for row in evaluations.values()) < 2:
+            continue  # one point is no curve; the table has it
         for roles, what in CHARTED:
             picked = [gauge for gauge in shown if gauge.role in roles]
             lines = [
