@@ -42,7 +42,8 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|")
         for values in by_step(runs).values():
             v = [f"{values[name] * 1e4:.2f}" for name in COLUMNS[:-1]]
-            print(f"| {values['t']:.3f} | {v[0]} | -{v[1]} | {v[2]} | {v[3]} | {v[4]} | {values['clip_fraction']:.2f} |")
+            cells = [f"{values['t']:.3f}", v[0], f"-{v[1]}", *v[2:], f"{values['clip_fraction']:.2f}"]
+            print("| " + " | ".join(cells) + " |")
         ends = [[r for r in read_metrics(run) if r["kind"] == "eval"][-1] for run in runs]
         names = ("correct", "judge", "spread_std", "spread_nn", "spread_rec")
         print("\nlog-ratios in units of 1e-4; at the end, mean over runs:", end=" ")
