@@ -1,4 +1,4 @@
-"""Reinforcement learning of diffusion and flow models: image, video and 3D generators, and one-step robot policies.
+"""Reinforcement learning of diffusion and flow models: fine-tune a generator against a reward.
 
 Importing `genrl` itself loads nothing; import what you need from `genrl.diffusion` (paths, kernels, the sampler),
 `genrl.objectives`, `genrl.networks`, `genrl.generators`, `genrl.rewards`, `genrl.algorithms`, `genrl.training`.

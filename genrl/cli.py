@@ -83,14 +83,16 @@ def _guarded(command: Command, options: Arguments, parser: argparse.ArgumentPars
     except BrokenPipeError:  # `genrl ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, FloatingPointError) as error:
         if debug:
             raise
-        usage = type(error).__name__ in ("ConfigError", "UsageError")  # by name: config.py may not be loaded
+        usage = type(error).__name__ in ("ConfigError", "UsageError", "SetupError")  # by name: not all are loaded
         return _fail(str(error) or type(error).__name__, 2 if usage else 1)
 
 
 def _fail(message: str, code: int) -> int:
+    if code == 2 and os.environ.get("RANK", "0") != "0":  # every process reads the same configuration
+        return code
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)

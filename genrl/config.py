@@ -159,7 +159,11 @@ def _read(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path} includes itself through `base`; remove one of the `base` keys")
     if not path.is_file():
         raise ConfigError(_missing_file(path))
-    tree = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file; a configuration is YAML in UTF-8") from error
+    tree = _parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(
             f"{path} holds {type(tree).__name__}, not a mapping of keys such as `generator:` and `trainer:`"
@@ -277,6 +281,9 @@ class _Completer:
 
     def value(self, value: Any, parameter: Parameter, where: str) -> Any:
         hint, default = parameter.hint, parameter.default
+        settings = settings_type(hint)
+        if settings is not None and not isinstance(value, Mapping) and value not in (None, default):
+            raise ConfigError(f"{where} = {value!r} {self.place(where)}; expected keys of {settings.__name__} below it")
         if isinstance(value, str) and is_import_path(value) and _wants_part(hint):
             value = {"class_path": value}
         if isinstance(value, Mapping):

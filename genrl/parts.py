@@ -53,6 +53,9 @@ def import_object(path: Any, where: str) -> Any:
                 f"{where}: {path} needs the package {error.name!r}, which is not installed; "
                 "`genrl doctor` shows which extra brings it"
             ) from error
+        except Exception as error:  # the user's own module, with a mistake in it
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{where}: importing {module_name} failed with {reason}") from error
         try:
             found = functools.reduce(getattr, names[split:], module)
         except AttributeError:

@@ -108,13 +108,18 @@ def score_one(
     A dict keeps its own names if `name` is empty. Values stay on their device and keep their graph.
     """
     label = name or reward_name(reward)
+    version = media._version
     try:
-        result = reward(media, prompts, metadata)
+        result = reward(media, prompts, [dict(entry) for entry in metadata])
     except RewardError:
         raise
     except Exception as error:
         problem = f"({type(reward).__name__}) raised {type(error).__name__}: {error}"
         raise RewardError(problem, label, prompts) from error
+    if media._version != version:  # autograd counts every change in place
+        raise RewardError(
+            "changed its media in place, which other rewards and gauges see too", label, prompts, "Work on a copy."
+        )
     named = result if isinstance(result, dict) else {"": result}
     if not named:
         raise RewardError("returned an empty dict", label, prompts, "Return at least one entry of shape [B].")

@@ -48,9 +48,11 @@ def check_reward(
         if not hasattr(reward, name)
     ]
     original, state = media.clone(), torch.get_rng_state()
+    reward(media, prompts, metadata)
+    if not torch.equal(media, original):  # scoring refuses such a reward, so nothing more can be said about it
+        return _report(reward, [*findings, "changes its input in place; copy media before editing them."], strict)
+    torch.set_rng_state(state)
     first = score(reward, media, prompts, metadata)
-    if not torch.equal(media, original):
-        findings.append("changes its input in place; copy media before editing them.")
     if not torch.equal(torch.get_rng_state(), state):
         findings.append("draws from torch's global random state; use a torch.Generator of its own.")
     media = original
@@ -58,6 +60,10 @@ def check_reward(
     findings += _values(reward, media, prompts, metadata, first, tolerance)
     if getattr(reward, "differentiable", False):
         findings += _gradients(reward, media, prompts, metadata)
+    return _report(reward, findings, strict)
+
+
+def _report(reward: Any, findings: list[str], strict: bool) -> list[str]:
     if strict and findings:
         raise ValueError(f"{type(reward).__name__}: " + " ".join(findings))
     return findings

@@ -79,6 +79,8 @@ class ForwardProcess:
         for name, value in [("inner_epochs", inner_epochs), ("minibatches", minibatches), ("draws", draws)]:
             if value < 1:
                 raise ValueError(f"algorithm.{name} = {value} must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(f"algorithm.micro_batch = {micro_batch} must be at least 1; null takes a whole minibatch")
         self.steps, self.shift = steps, shift
         self.kernel = kernel
         self.advantage: AdvantageEstimator = GRPO() if advantage is None else advantage
@@ -169,7 +171,7 @@ class ForwardProcess:
         loss = nft_loss(v, v_old, x_t, t, rollout.x0, r, beta=self.beta, form=self.form, path=self.path)
         metrics: Metrics = {
             "nft/optimality": r.mean(),
-            "nft/optimality_std": r.std() if len(r) > 1 else r.sum() * 0,
+            "nft/optimality_std": r.std(correction=0),
             "nft/at_clip": ((r <= 0) | (r >= 1)).float().mean(),
             "nft/velocity_change": (v.detach() - v_old).square().mean().sqrt(),
         }

@@ -99,6 +99,8 @@ class PolicyGradient:
         for name, value in [("inner_epochs", inner_epochs), ("minibatches", minibatches), ("steps", steps)]:
             if value < 1:
                 raise ValueError(f"algorithm.{name} = {value} must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(f"algorithm.micro_batch = {micro_batch} must be at least 1; null takes a whole minibatch")
         self.kernel = kernel
         self.steps, self.shift = steps, shift
         self.window = window

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 STATE = "training_state.pt"
+DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)
 _STEP = re.compile(r"^step-(\d{6,})$")
 
 
@@ -203,5 +205,17 @@ def restore_rng(folder: Path, rank: int) -> None:
 
 def _explain(error: Exception, path: Path) -> str:
     code = getattr(error, "errno", None)
+    if (code is None and "PytorchStreamWriter" in str(error)) or "inline_container" in str(error):
+        return f"the disk is full, or the file could not be written, at {path}"
     hint = {28: "the disk is full", 30: "the file system is read-only", 13: "no permission", 27: "file too large"}
     return f"{hint.get(code, type(error).__name__) if code else type(error).__name__} at {path}: {error}"
+
+
+def disk_problem(run_dir: Path, error: OSError) -> CheckpointError:
+    """What to raise when anything but a checkpoint could not be written."""
+    steps = list_checkpoints(run_dir)
+    left = f"the last complete checkpoint is {steps[-1][1]}" if steps else "there is no checkpoint yet"
+    return CheckpointError(
+        f"run directory {run_dir} cannot be written any more ({error}); {left}. Free the disk and run the command again "
+        "to go on from there"
+    )

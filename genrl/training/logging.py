@@ -19,12 +19,15 @@ from genrl.report.data import METRICS
 class Meter:
     """Running averages of scalar tensors that stay on their device until :meth:`result`.
 
-    Names that end in ``_max`` or ``_min`` are reduced that way; the others are means weighted by ``weight``.
+    Names that end in ``_max`` or ``_min`` are reduced that way; a standard deviation ``x_std`` that comes with its
+    mean (``x_mean`` or ``x``) is that of everything taken in, not the mean of the parts'; the others are means weighted
+    by ``weight``.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, float] = {}
+        self._means: dict[str, str] = {}  # standard deviation -> its mean; kept as second moments until the end
 
     def __bool__(self) -> bool:
         return bool(self._sums)
@@ -32,6 +35,10 @@ class Meter:
     def add(self, metrics: Mapping[str, Tensor], weight: float = 1.0) -> None:
         for name, value in metrics.items():
             value = value.detach().float()
+            mean = _mean_of(name, metrics)
+            if mean is not None:
+                self._means[name] = mean
+                value = value**2 + metrics[mean].detach().float() ** 2
             old = self._sums.get(name)
             if name.endswith("_max"):
                 self._sums[name] = value if old is None else torch.maximum(old, value)
@@ -51,7 +58,13 @@ class Meter:
         if accelerator is not None and accelerator.num_processes > 1:
             table = accelerator.gather(values[None])  # [W, K]
             values = torch.stack([_over_processes(n, table[:, i]) for i, n in enumerate(names)])
-        return dict(zip(names, values.tolist(), strict=True))
+        found = dict(zip(names, values.tolist(), strict=True))
+        return found | {std: max(found[std] - found[mean] ** 2, 0.0) ** 0.5 for std, mean in self._means.items()}
+
+
+def _mean_of(name: str, metrics: Mapping[str, Tensor]) -> str | None:
+    base = name.removesuffix("_std")
+    return None if base == name else next((n for n in (f"{base}_mean", base) if n in metrics), None)
 
 
 def _over_processes(name: str, values: Tensor) -> Tensor:

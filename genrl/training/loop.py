@@ -6,7 +6,6 @@ micro-batches and processes and makes sure that nothing is lost.
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,13 @@ import torch
 from genrl.algorithms.base import Algorithm
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
+from genrl.report.data import read_metrics
 from genrl.rewards import as_compose
 from genrl.training.checkpoint import (
+    DISK_PROBLEMS,
     CheckpointError,
     any_problem,
+    disk_problem,
     list_checkpoints,
     load_state,
     restore_rng,
@@ -30,12 +32,12 @@ from genrl.training.checkpoint import (
 )
 from genrl.training.collector import Collected, Collector
 from genrl.training.ema import change_norm
-from genrl.training.errors import TrainingError
-from genrl.training.evaluation import deterministic_sampler, measure, sample_set, save_image
+from genrl.training.errors import SetupError, TrainingError
+from genrl.training.evaluation import SampleSet, deterministic_sampler, measure, sample_set, save_image
 from genrl.training.logging import RunWriter
 from genrl.training.monitor import Monitor
-from genrl.training.progress import training_progress
-from genrl.training.run_dir import claim_run_dir, prepare_run_dir
+from genrl.training.progress import announce_resume, training_progress
+from genrl.training.run_dir import claim_run_dir, prepare_run_dir, save_config
 from genrl.training.run_files import Summary, describe_run, dry_run_table, write_summary
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, seed_everything
@@ -44,7 +46,6 @@ from genrl.training.stopping import StopRequest
 from genrl.training.updater import Updater
 
 T = TypeVar("T")
-DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)
 
 
 class Loop:
@@ -82,6 +83,7 @@ class Loop:
         self.collector = Collector(generator, algorithm, prompts, self.reward, self.trainer, seed)
         self.updater = Updater(generator, algorithm, self.trainer)
         self.iteration = 0  # completed iterations
+        self.seconds = 0.0  # that iterations of earlier processes of this run took
         self.cost = 0.0  # forward-equivalents so far: a backward counts two
         self.evaluated = -1  # iteration of the last evaluation
         self._stop = ""
@@ -102,14 +104,18 @@ class Loop:
         cpu = settings.device == "cpu" or not torch.cuda.is_available()
         self.accelerator = Accelerator(mixed_precision=settings.mixed_precision, cpu=cpu, kwargs_handlers=[ddp])
         if settings.device == "cuda" and self.accelerator.device.type != "cuda":
-            raise TrainingError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
+            raise SetupError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
         if settings.processes is not None and settings.processes != self.accelerator.num_processes:
-            raise TrainingError(
+            raise SetupError(
                 f"trainer.processes = {settings.processes}, but {self.accelerator.num_processes} process(es) were "
                 f"started; launch with `torchrun --nproc_per_node {settings.processes} -m genrl train ...` "
                 "(`accelerate launch --cpu` starts only one)"
             )
         self.device = self.accelerator.device
+        if settings.mixed_precision == "fp16" and self.device.type != "cuda":
+            raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
+        if not any(self.reward.weights.values()):
+            raise SetupError("every reward has weight 0; give one of them a weight to optimise it")
         seed_everything(self.seed, self.accelerator.process_index)
         self.layout = Layout(
             settings.prompts_per_iteration,
@@ -130,7 +136,11 @@ class Loop:
             for part in parts:
                 if hasattr(part, "prepare"):
                     part.prepare(self.device, progress=main)
-        self.algorithm.configure(self.generator)
+        try:
+            self.algorithm.configure(self.generator)
+            self.collector.batch(self.layout.local()[:1], self.collector.choose(0), 0)  # prompts that cannot be read
+        except ValueError as error:
+            raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
 
@@ -157,8 +167,11 @@ class Loop:
             CheckpointError: a checkpoint could not be written or read.
             TrainingError: numbers stopped being finite, or the clip range lies under the numerical noise.
         """
-        began = time.time()
-        self.setup()
+        self.began = time.time()
+        try:
+            self.setup()
+        except ValueError as error:
+            raise SetupError(str(error)) from error
         main = self._request.announce = self.accelerator.is_main_process
         lock, changes, problem = None, [], ""
         if main:
@@ -170,24 +183,31 @@ class Loop:
         problem = any_problem(self.accelerator, problem)
         try:
             if problem:
-                raise TrainingError(problem)
-            return self._run(resume, changes, began)
+                raise SetupError(problem)
+            return self._run(resume, changes)
         finally:
             if lock is not None:
                 lock.release()
 
-    def _run(self, resume: str, changes: list[str], began: float) -> Summary:
+    def _run(self, resume: str, changes: list[str]) -> Summary:
         main = self.accelerator.is_main_process
         self.prepare()
         found = list_checkpoints(self.run_dir) if resume != "never" else []
         if found:
             self._load(found[-1][1])
+            rows = [row for row in read_metrics(self.run_dir) if row["kind"] == "train"]
+            self.seconds = sum(row["time/iteration"] for row in rows if row["iteration"] <= self.iteration)
+        if main:
+            save_config(self.run_dir, self.config)
         keep = self.iteration if found else None
         self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main)
         if main:
             describe_run(self)
-            self._say_how_it_starts(found != [], changes)
-        worker = RewardWorker(self.reward, self.trainer.reward_timeout)
+            if changes:
+                self._event(f"resumed with changed settings: {'; '.join(changes)}")
+            if found:
+                announce_resume(self)
+        self.worker = worker = RewardWorker(self.reward, self.trainer.reward_timeout)
         status = "failed"
         try:
             with self._request.listening(), training_progress(self) as show:
@@ -203,24 +223,17 @@ class Loop:
                     if done or self._stop or (every and self.iteration % every == 0):
                         self.save()
             status = self._stop or "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
         except OSError as error:
             if error.errno in DISK_PROBLEMS:
-                raise self._disk_problem(error) from error
+                raise disk_problem(self.run_dir, error) from error
             raise
         finally:
             worker.close()
-            summary = self._close(status, time.time() - began)
+            summary = self._close(status, self.seconds + time.time() - self.began)
         return summary
-
-    def _say_how_it_starts(self, resumed: bool, changes: list[str]) -> None:
-        if resumed:
-            print(f"{self.run_dir}: going on from iteration {self.iteration} of {self.trainer.iterations}")
-            if self.iteration >= self.trainer.iterations:
-                print("it is finished; raise trainer.iterations to go on, or start anew with --resume never")
-        if changes:
-            self._event(f"resumed with changed settings: {'; '.join(changes)}")
-            print("resumed with changed settings, so the curve is not that of one experiment:")
-            print("\n".join(f"  {change}" for change in changes))
 
     def _close(self, status: str, seconds: float) -> Summary:
         """Write the summary; a disk that is full does not hide what went wrong before."""
@@ -232,14 +245,6 @@ class Loop:
         except OSError as error:
             print(f"the summary of {self.run_dir} could not be written: {error}")
         return summary
-
-    def _disk_problem(self, error: OSError) -> CheckpointError:
-        steps = list_checkpoints(self.run_dir)
-        left = f"the last complete checkpoint is {steps[-1][1]}" if steps else "there is no checkpoint yet"
-        return CheckpointError(
-            f"run directory {self.run_dir} cannot be written any more ({error}); {left}. Free the disk and run the "
-            "command again to go on from there"
-        )
 
     def _look(self) -> None:
         """Evaluate or draw a preview when this iteration is due for it."""
@@ -302,6 +307,8 @@ class Loop:
     def _event(self, message: str) -> None:
         event, level = ("alarm", "warning") if message.startswith("alarm") else ("note", "info")
         self.writer.write("event", self.iteration, {"event": event, "level": level, "message": message})
+        if self.accelerator.is_main_process:
+            print(f"iteration {self.iteration}: {message}")
 
     # ------------------------------------------------------------------------------- evaluation, checkpoints
 
@@ -310,11 +317,11 @@ class Loop:
         values: dict[str, Any] = {}
         with self.updater.evaluated_weights():
             samples = self._draw(settings.samples_per_prompt)
-            found = self._saving(lambda: measure(samples, self.reward, settings.gauges))
+            found = self._saving(lambda: self._measure(samples))
             values |= {f"eval/{k}": v for k, v in found.items()}
             if settings.train_sampler == "always" or (settings.train_sampler == "ends" and (first or last)):
                 own = self._draw(settings.samples_per_prompt, own=True)
-                found = self._saving(lambda: measure(own, self.reward, settings.gauges))
+                found = self._saving(lambda: self._measure(own))
                 values |= {f"eval_train_sampler/{k}": v for k, v in found.items()}
         values["eval/weight_change"] = change_norm(self.updater.parameters, self.updater.start)
         values["eval/uses_ema"] = float(self.updater.ema is not None)
@@ -328,6 +335,10 @@ class Loop:
         self._stop = self._stop or stop
         if best and self.iteration:
             self.save("best")
+
+    def _measure(self, samples: SampleSet) -> dict[str, float]:
+        """In the reward thread, so that the time limit holds here too."""
+        return self.worker.run(lambda: measure(samples, self.reward, self.evaluation.gauges), samples.texts[:3])
 
     def _preview(self) -> None:
         with self.updater.evaluated_weights():

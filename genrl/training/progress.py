@@ -39,6 +39,13 @@ def training_progress(loop: Loop) -> Iterator[Callable[[Any], None]]:
         yield show
 
 
+def announce_resume(loop: Loop) -> None:
+    """Say that a run goes on, or that there is nothing left to do."""
+    print(f"{loop.run_dir}: going on from iteration {loop.iteration} of {loop.trainer.iterations}")
+    if loop.iteration >= loop.trainer.iterations:
+        print("it is finished; raise trainer.iterations to go on, or start anew with --resume never")
+
+
 def _note(metrics: Mapping[str, float]) -> str:
     names = [("reward", "reward/total"), ("clipped", "ratio/clip_fraction"), ("grad", "grad/norm")]
     return "  ".join(f"{label} {metrics[name]:.3f}" for label, name in names if name in metrics)
@@ -53,7 +60,8 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=120)  # a log file has room for the intervals
     table = Table(title=f"{summary.name}: {summary.status} after {summary.iteration} iterations", title_justify="left")
-    for heading in ("measured on held-out prompts", "before", "after", "real data"):
+    last = f"iteration {summary.after['iteration']}" if summary.after else "not evaluated again"
+    for heading in ("measured on held-out prompts", "before", last, "real data"):
         table.add_column(heading, justify="left" if heading.startswith("measured") else "right")
     steps = loop.evaluation.steps
     own = loop.algorithm.train_sampler()
@@ -80,9 +88,12 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
         f"forward-equivalents, weights moved by {summary.weight_change:.3g}"
     )
     if summary.status == "finished" and summary.weight_change == 0:
-        console.print("[red]The weights did not change: check learning_rate, and whether groups have any spread.[/red]")
+        console.print(
+            "[red]The weights did not change: check that rewards are scored (not NaN) and differ within a group.[/red]"
+        )
     if summary.status in ("interrupted", "failed", "collapsed"):
-        console.print(f"Run the same command again to go on from iteration {summary.iteration}.")
+        start = f"go on from iteration {summary.resumes_from}" if summary.resumes_from else "begin anew (no checkpoint)"
+        console.print(f"Run the same command again to {start}.")
     if report is not None:
         console.print(f"Report: {report}", style="bold")
 

@@ -9,6 +9,9 @@ from typing import Any
 from genrl.training.checkpoint import clean_up, list_checkpoints
 
 LOCK = ".lock"
+_REPLACED = ("checkpoints", "samples", "tensorboard")
+# With another of these it is another experiment, whose numbers must not be mixed with the old ones.
+_IDENTITY = ("seed", "generator", "prompts", "reward", "algorithm.class_path")
 # Settings that may change between two parts of a run without making it another experiment.
 _FREE = ("name", "run_dir", "evaluation", "trainer.iterations", "trainer.checkpoint_every", "trainer.keep_checkpoints",
          "trainer.preview_every", "trainer.tensorboard", "trainer.cpu_threads", "trainer.processes",
@@ -47,7 +50,8 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
         What a resumed run changes: "key: old -> new".
 
     Raises:
-        ValueError: for an unknown ``resume``, or a missing checkpoint with ``"require"``.
+        ValueError: for an unknown ``resume``, a missing checkpoint with ``"require"``, files that are not a run's, or
+            a run of another experiment.
     """
     if resume not in ("auto", "never", "require"):
         raise ValueError(f"resume = {resume!r} is unknown; allowed are auto, never, require")
@@ -57,17 +61,40 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
         raise ValueError(f"--resume require, but {run_dir} has no checkpoint; use --resume auto to start one")
     changes: list[str] = []
     if resume == "never" or not steps:
-        for name in ("checkpoints", "samples", "tensorboard"):
+        _refuse_foreign_files(run_dir)
+        for name in _REPLACED:
             shutil.rmtree(run_dir / name, ignore_errors=True)
         for name in ("report.html", "summary.json"):
             (run_dir / name).unlink(missing_ok=True)
     elif config is not None:
         changes = changed_settings(run_dir / "config.yaml", config)
+        other = [change for change in changes if change.split(":")[0].startswith(_IDENTITY)]
+        if other:
+            raise ValueError(
+                f"{run_dir} holds a run of another experiment ({'; '.join(other[:3])}). Choose another run_dir, give "
+                "the old settings to go on with it, or replace it with --resume never"
+            )
+    return changes
+
+
+def _refuse_foreign_files(run_dir: Path) -> None:
+    """Folders that a new run would replace are only replaced when a run wrote them."""
+    if any((run_dir / name).is_file() for name in ("config.yaml", "run.json", "metrics.jsonl")):
+        return
+    foreign = [name for name in _REPLACED if (run_dir / name).exists()]
+    if foreign:
+        raise ValueError(
+            f"run_dir = {run_dir} has {', '.join(foreign)} but no run of genrl; choose another folder, since a run "
+            "writes its own there"
+        )
+
+
+def save_config(run_dir: Path, config: dict[str, Any] | None) -> None:
+    """Write ``config.yaml``; after a resumed run has loaded its checkpoint, so that a refused one changes nothing."""
     if config is not None:
         from genrl.config import save
 
         save(config, run_dir / "config.yaml")
-    return changes
 
 
 def changed_settings(path: Path, config: dict[str, Any]) -> list[str]:

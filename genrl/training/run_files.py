@@ -14,6 +14,7 @@ import torch
 
 from genrl.diffusion import RowNoise
 from genrl.report.data import METRICS, read_metrics
+from genrl.training.checkpoint import list_checkpoints
 from genrl.training.logging import write_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Summary:
     Args:
         status: ``finished``, ``interrupted``, ``collapsed`` or ``failed``.
         iteration: completed iterations.
-        before, after: first and last evaluation, {metric: value}.
+        before, after: first and last evaluation, {metric: value}; after is empty when there was only one.
+        resumes_from: iteration of the last complete checkpoint.
         wall_seconds: of this process start, set-up included.
         weight_change: L2 norm of the change of the trained weights.
     """
@@ -44,6 +46,7 @@ class Summary:
     weight_change: float = 0.0
     forward_equivalents: float = 0.0
     best_iteration: int = 0
+    resumes_from: int = 0
     reference: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
@@ -60,11 +63,12 @@ class Summary:
             iteration=loop.iteration,
             iterations=loop.trainer.iterations,
             before=evaluations[0] if evaluations else {},
-            after=evaluations[-1] if evaluations else {},
+            after=evaluations[-1] if len(evaluations) > 1 else {},
             wall_seconds=seconds,
             weight_change=change_norm(loop.updater.parameters, loop.updater.start),
             forward_equivalents=loop.cost,
             best_iteration=loop.monitor.best_iteration,
+            resumes_from=max((i for i, _ in list_checkpoints(loop.run_dir)), default=0),
             reference=_reference(loop),
             error="" if error is None else f"{type(error).__name__}: {error}",
         )

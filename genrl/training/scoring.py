@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from genrl.rewards import RewardError, score
+from genrl.rewards import Compose, RewardError, score
 
 Scores = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class RewardWorker:
@@ -28,7 +29,9 @@ class RewardWorker:
 
     def __init__(self, reward: Any, timeout: float):
         self._reward, self._timeout = reward, timeout
-        self._jobs: queue.SimpleQueue[tuple[Future[Scores], Callable[[], Scores]] | None] = queue.SimpleQueue()
+        names = list(reward.rewards) if isinstance(reward, Compose) else [type(reward).__name__]
+        self._name = ", ".join(names)
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="genrl-reward", daemon=True).start()
 
     def _run(self) -> None:
@@ -41,12 +44,19 @@ class RewardWorker:
 
     def submit(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Future[Scores]:
         """Queue a batch of media [B, C, H, W]."""
-        future: Future[Scores] = Future()
-        self._jobs.put((future, lambda: score(self._reward, media, prompts, metadata)))
+        return self._queue(lambda: score(self._reward, media, prompts, metadata))
+
+    def run(self, work: Callable[[], T], prompts: Sequence[str]) -> T:
+        """Other work with the rewards, in the same thread and under the same limit."""
+        return self.wait(self._queue(work), prompts)
+
+    def _queue(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._jobs.put((future, work))
         return future
 
-    def wait(self, future: Future[Scores], prompts: Sequence[str]) -> Scores:
-        """The scores name -> [B].
+    def wait(self, future: Future[T], prompts: Sequence[str]) -> T:
+        """The result, for a batch its scores name -> [B].
 
         Raises:
             RewardError: the reward failed, or did not answer in time.
@@ -58,7 +68,7 @@ class RewardWorker:
                 raise
             raise RewardError(
                 f"did not answer within trainer.reward_timeout = {self._timeout:g} s",
-                type(self._reward).__name__,
+                self._name,
                 list(prompts),
                 "Raise the limit, or find out what the reward waits for.",
             ) from error

@@ -69,6 +69,23 @@ class TrainerSettings:
         ]:
             if getattr(self, name) < low:
                 raise ValueError(f"trainer.{name} = {getattr(self, name)} is too small; the least is {low}")
+        if self.prompts_per_iteration * self.group_size > 10_000_000:
+            raise ValueError(
+                f"trainer.prompts_per_iteration x group_size is {self.prompts_per_iteration} x {self.group_size} "
+                "samples an iteration; at most 10 million are allowed"
+            )
+        for name in ("rollout_batch", "cpu_threads", "processes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"trainer.{name} = {value} is too small; the least is 1, and null leaves it open")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"trainer.weight_decay = {self.weight_decay} must not be negative")
+        if not all(0 <= float(beta) < 1 for beta in self.betas) or len(self.betas) != 2:
+            raise ValueError(f"trainer.betas = {list(self.betas)} must be two numbers in [0, 1)")
+        if self.collapse_fraction is not None and not 0 < self.collapse_fraction < 1:
+            raise ValueError(
+                f"trainer.collapse_fraction = {self.collapse_fraction} must lie in (0, 1); null never stops"
+            )
         for name in ("learning_rate", "max_grad_norm", "reward_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"trainer.{name} = {getattr(self, name)} must be positive")
@@ -107,3 +124,10 @@ class EvaluationSettings:
         for name, low in [("every", 0), ("samples_per_prompt", 1), ("steps", 1), ("batch", 1)]:
             if getattr(self, name) < low:
                 raise ValueError(f"evaluation.{name} = {getattr(self, name)} is too small; the least is {low}")
+        if not self.alarm_margin >= 0:
+            raise ValueError(f"evaluation.alarm_margin = {self.alarm_margin} must not be negative")
+        for name, gauge in self.gauges.items():
+            if not callable(gauge) and not hasattr(gauge, "measure"):
+                raise ValueError(
+                    f"evaluation.gauges.{name} is {gauge!r}; a gauge is a reward (callable) or a set metric (measure)"
+                )

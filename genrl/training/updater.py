@@ -142,7 +142,8 @@ class Updater:
             NonFiniteError: when the norm is inf or NaN; the weights are as before this update.
         """
         norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
-        if self.settings.mixed_precision != "fp16" and not bool(torch.isfinite(norm)):
+        # A gradient scaler skips such a step by itself and lowers its scale.
+        if self.accelerator.scaler is None and not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad()
             raise NonFiniteError(
                 f"the gradient norm is {float(norm)} in update {self.updates + 1}; the weights were not changed by it. "
@@ -196,6 +197,8 @@ class Updater:
         """
         self.generator.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # settings of this run, not of the one that saved
+            group["betas"], group["weight_decay"] = self.settings.betas, self.settings.weight_decay
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.ema is not None:

@@ -256,9 +256,11 @@ def test_a_resumed_run_may_be_longer_and_is_refused_with_another_network(tmp_pat
     run = configured(tmp_path)
     config = load_config(run / "config.yaml", ["trainer.iterations=5"])
     assert Loop(**build(config), config=config.raw).run().iteration == 5
+    before = (run / "config.yaml").read_text()
     config = load_config(run / "config.yaml", ["generator.hidden=8"])
-    with pytest.raises(RuntimeError, match="does not fit this configuration"):
+    with pytest.raises(RuntimeError, match=r"another experiment \(generator.hidden: \d+ -> 8\)"):
         Loop(**build(config), config=config.raw).run()
+    assert (run / "config.yaml").read_text() == before
 
 
 def test_the_last_evaluation_of_a_run_is_of_the_loop_that_made_it(tmp_path):
