@@ -216,6 +216,6 @@ def disk_problem(run_dir: Path, error: OSError) -> CheckpointError:
     steps = list_checkpoints(run_dir)
     left = f"the last complete checkpoint is {steps[-1][1]}" if steps else "there is no checkpoint yet"
     return CheckpointError(
-        f"run directory {run_dir} cannot be written any more ({error}); {left}. Free the disk and run the command again "
-        "to go on from there"
+        f"run directory {run_dir} cannot be written any more ({error}); {left}. Free the disk and run the command "
+        "again to go on from there"
     )

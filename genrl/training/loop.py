@@ -98,6 +98,8 @@ class Loop:
         settings = self.trainer
         if settings.cpu_threads is not None:
             torch.set_num_threads(settings.cpu_threads)
+        if settings.mixed_precision == "fp16" and (settings.device == "cpu" or not torch.cuda.is_available()):
+            raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
         # A condition that is never dropped leaves its null embedding without a gradient.
         ddp = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
         # Without CUDA, accelerate joins the processes of torchrun only when it is told to use the CPU.
@@ -112,8 +114,6 @@ class Loop:
                 "(`accelerate launch --cpu` starts only one)"
             )
         self.device = self.accelerator.device
-        if settings.mixed_precision == "fp16" and self.device.type != "cuda":
-            raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
         if not any(self.reward.weights.values()):
             raise SetupError("every reward has weight 0; give one of them a weight to optimise it")
         seed_everything(self.seed, self.accelerator.process_index)

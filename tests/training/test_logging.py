@@ -99,3 +99,16 @@ def test_write_json_leaves_the_old_file_when_it_is_interrupted(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("parts", [[12], [4, 8], [1] * 12])
+def test_the_meter_gives_the_standard_deviation_of_everything_however_it_was_split(parts):
+    values = torch.randn(12, generator=torch.Generator().manual_seed(0)) + 0.5
+    meter = Meter()
+    for part in values.split(parts):
+        meter.add({"x_mean": part.mean(), "x_std": part.std(correction=0)}, weight=len(part) / 12)
+        meter.add({"r": part.mean(), "r_std": part.std(correction=0)}, weight=len(part) / 12)
+    found = meter.result()
+    assert found["x_std"] == pytest.approx(float(values.std(correction=0)), rel=1e-5)
+    assert found["r_std"] == pytest.approx(float(values.std(correction=0)), rel=1e-5)
+    assert found["x_mean"] == pytest.approx(float(values.mean()), rel=1e-5)

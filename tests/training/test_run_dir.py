@@ -45,3 +45,34 @@ def test_without_a_checkpoint_nothing_is_resumed_and_so_nothing_changes(tmp_path
 def test_flatten_leaves_out_init_args_and_keeps_empty_and_list_values():
     tree = {"a": {"class_path": "x", "init_args": {"b": (1, 2), "c": {}}}, "d": None}
     assert flatten(tree) == {"a.class_path": "x", "a.b": [1, 2], "a.c": {}, "d": None}
+
+
+def test_folders_that_no_run_wrote_are_left_alone(tmp_path):
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "mine.txt").write_text("precious")
+    with pytest.raises(TrainingError, match="has samples but no run of genrl"):
+        toy.make_loop(tmp_path, PolicyGradient(steps=3)).run()
+    assert (tmp_path / "samples" / "mine.txt").read_text() == "precious"
+    with pytest.raises(TrainingError, match="has samples but no run of genrl"):
+        toy.make_loop(tmp_path, PolicyGradient(steps=3)).run(resume="never")
+
+
+def test_a_run_of_another_experiment_is_not_continued(tmp_path):
+    old = {"seed": 0, "reward": {"class_path": "a.B"}, "algorithm": {"class_path": "c.D", "init_args": {"steps": 4}}}
+    (tmp_path / "config.yaml").write_text(str(old))
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "training_state.pt").write_bytes(b"")
+    for key, value in [("seed", 1), ("reward", {"class_path": "a.C"}), ("algorithm", {"class_path": "c.E"})]:
+        with pytest.raises(ValueError, match=f"another experiment .{key}.*--resume never"):
+            prepare_run_dir(tmp_path, {**old, key: value}, "auto")
+    steps = {"class_path": "c.D", "init_args": {"steps": 5}}
+    assert prepare_run_dir(tmp_path, {**old, "algorithm": steps}, "auto") == ["algorithm.steps: 4 -> 5"]
+
+
+def test_weight_decay_and_betas_of_a_resumed_run_are_those_that_it_was_given(tmp_path):
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"iterations": 1}).run()
+    changed = {"iterations": 2, "weight_decay": 0.5, "betas": (0.5, 0.6)}
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer=changed)
+    loop.run()
+    group = loop.updater.optimizer.param_groups[0]
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.5, 0.6))
