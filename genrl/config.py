@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import difflib
 import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +30,7 @@ from genrl.signatures import (
     type_name,
     union_members,
 )
+from genrl.yaml_files import merge, parse_yaml, read_tree
 
 
 class Part(Protocol):
@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: no such file, unknown key or class, wrong type, missing argument.
     """
     path = Path(path)
-    tree = _read(path)
+    tree = read_tree(path)
     for text in overrides:
         _override(tree, text)
     raw = _Completer(path, [text.partition("=")[0] for text in overrides], tree).top_level()
@@ -112,102 +112,11 @@ def listing(config: Config) -> Iterator[tuple[str, Parameter, Any]]:
     yield from _listing(config.raw, top_level(config.raw["name"]), "")
 
 
-# ---------------------------------------------------------------------------------------------------- reading
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people expect it.
-
-    1e-3 is a number (YAML 1.1 wants 1.0e-3), `no` and `on` are words (only true and false are booleans), and a key
-    given twice is an error.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in entries if first in "tTfF" or not tag.endswith(":bool")]
-        for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key_node.value!r} is given twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
-
-
-def _parse_yaml(text: str, origin: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            f"{origin}{place}: {getattr(error, 'problem', None) or error}; this is not valid YAML"
-        ) from error
-
-
-def _read(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path.resolve() in including:
-        raise ConfigError(f"{path} includes itself through `base`; remove one of the `base` keys")
-    if not path.is_file():
-        raise ConfigError(_missing_file(path))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file; a configuration is YAML in UTF-8") from error
-    tree = _parse_yaml(text, str(path))
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{path} holds {type(tree).__name__}, not a mapping of keys such as `generator:` and `trainer:`"
-        )
-    bases = tree.pop("base", None) or []
-    merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        merged = _merge(merged, _read(path.parent / base, (*including, path.resolve())))
-    if merged and "name" not in tree:  # a file that extends another is another experiment
-        merged.pop("name", None)
-    if merged and "run_dir" not in tree:
-        merged.pop("run_dir", None)
-    return _merge(merged, tree)
-
-
-def _missing_file(path: Path) -> str:
-    folder = next((p for p in (path.parent, *path.parent.parents) if p.is_dir()), Path("."))
-    nearby = sorted(
-        str(p) for p in (*folder.glob("*.y*ml"), *Path("configs").rglob("*.y*ml")) if "accelerate" not in p.parts
-    )
-    if not nearby:
-        return f"no configuration file {path}; there is no YAML file in {folder.resolve()} either"
-    best = difflib.get_close_matches(str(path), nearby, 1, 0.7)
-    hint = f"did you mean {best[0]}? " if best else ""
-    return f"no configuration file {path}; {hint}there are: {', '.join(dict.fromkeys(nearby))}"
-
-
-def _merge(base: Any, change: Any) -> Any:
-    """`change` over `base`, key by key; a part of another class takes nothing from the part that it replaces."""
-    if not isinstance(base, Mapping) or not isinstance(change, Mapping):
-        return copy.deepcopy(change)
-    if change.get("class_path", base.get("class_path")) != base.get("class_path"):
-        return copy.deepcopy(dict(change))
-    merged = dict(base)
-    for key, value in change.items():
-        merged[key] = _merge(base[key], value) if key in base else copy.deepcopy(value)
-    return merged
-
-
 def _override(tree: dict[str, Any], text: str) -> None:
     key, equals, value_text = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"cannot read {text!r}; write key=value, for example trainer.iterations=10")
-    value = _parse_yaml(value_text, f"{text!r}:") if value_text else ""
+    value = parse_yaml(value_text, f"{text!r}:") if value_text else ""
     node: Any = tree
     *path, last = key.split(".")
     for name in path:
@@ -302,7 +211,7 @@ class _Completer:
             return self.part(value, parameter.hint, where)
         default = to_plain(parameter.default)
         if isinstance(default, dict) and "class_path" in default:  # some arguments of the default part
-            return self.part(_merge(default, {"init_args": dict(value)}), parameter.hint, where)
+            return self.part(merge(default, {"init_args": dict(value)}), parameter.hint, where)
         settings = settings_type(parameter.hint)
         if settings is not None:
             return self.arguments(*parameters(settings), value, where, settings.__name__)

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from genrl.cli import COMMANDS
-from genrl.config import _parse_yaml, load_config
+from genrl.config import load_config
 from genrl.parts import import_object
 from genrl.signatures import parameters
 from genrl.training.settings import EvaluationSettings, TrainerSettings
+from genrl.yaml_files import parse_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -116,7 +117,7 @@ def parts(tree: object, where: str = "") -> Iterator[tuple[str, dict]]:
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_yaml_examples_name_importable_classes_with_arguments_that_they_take(page):
     for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
-        tree = _parse_yaml(block, names(page))
+        tree = parse_yaml(block, names(page))
         for where, part in parts(tree):
             assert set(part) <= {"class_path", "init_args"}, f"{names(page)}{where}: {sorted(part)}"
             if not part["class_path"].startswith(OWN):
@@ -161,8 +162,8 @@ def test_every_method_has_a_page_and_a_line_in_both_tables():
 @pytest.mark.parametrize("page", METHODS, ids=names)
 def test_the_page_of_a_method_shows_its_configuration_as_it_is(page):
     shown, *_ = blocks(page.read_text(encoding="utf-8"), "yaml")
-    current = _parse_yaml(excerpt(page.stem), page.stem)
-    assert _parse_yaml(shown, names(page)) == current, "the configuration has changed; run `python tests/test_docs.py`"
+    current = parse_yaml(excerpt(page.stem), page.stem)
+    assert parse_yaml(shown, names(page)) == current, "the configuration has changed; run `python tests/test_docs.py`"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=names)

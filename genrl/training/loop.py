@@ -7,8 +7,7 @@ micro-batches and processes and makes sure that nothing is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,7 +130,7 @@ class Loop:
         """Load or train what the run starts from."""
         main = self.accelerator.is_main_process
         parts = [self.reward, *self.evaluation.gauges.values()]
-        with self._main_first():
+        with self.accelerator.main_process_first():  # it fills the caches that the others find
             self.generator.prepare(self.device, progress=main)
             for part in parts:
                 if hasattr(part, "prepare"):
@@ -143,15 +142,6 @@ class Loop:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
-
-    @contextmanager
-    def _main_first(self) -> Iterator[None]:
-        """One process fills the caches, the others then find them."""
-        if self.accelerator.is_main_process:
-            yield
-        self.accelerator.wait_for_everyone()
-        if not self.accelerator.is_main_process:
-            yield
 
     # ------------------------------------------------------------------------------------------------ running
 
