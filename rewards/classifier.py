@@ -199,6 +199,7 @@ def _load_or_train(recipe: DigitRecipe, progress: bool) -> DigitCNN:
 
 def _train(network: DigitCNN, recipe: DigitRecipe, progress: bool) -> None:
     from genrl.generators.digits_data import load_digits_split
+    from genrl.progress import progress_bar
 
     generator = torch.Generator().manual_seed(recipe.seed)
     for module in network:
@@ -209,9 +210,9 @@ def _train(network: DigitCNN, recipe: DigitRecipe, progress: bool) -> None:
     images, labels = torch.from_numpy(np.ascontiguousarray(part.images)), torch.from_numpy(part.labels)
     optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
-    if progress:
-        print(f"Training the digit classifier on {len(part)} real images ({recipe.steps} steps) ...", flush=True)
-    with torch.enable_grad():  # prepare may be called while a reward is scored without gradients
+    title = "training the digit classifier"
+    # prepare may be called while a reward is scored without gradients
+    with torch.enable_grad(), progress_bar(title, recipe.steps, progress) as advance:
         for _ in range(recipe.steps):
             rows = torch.randint(len(part), (recipe.batch,), generator=generator)
             loss = F.cross_entropy(network(augment(images[rows], recipe, generator)), labels[rows])
@@ -219,6 +220,7 @@ def _train(network: DigitCNN, recipe: DigitRecipe, progress: bool) -> None:
             loss.backward()
             optimizer.step()
             schedule.step()
+            advance()
 
 
 def augment(images: Tensor, recipe: DigitRecipe, generator: torch.Generator) -> Tensor:

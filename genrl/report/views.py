@@ -65,6 +65,8 @@ def gauges(run: RunData) -> list[Gauge]:
     for name in names:
         if any(name.endswith(end) and name.removesuffix(end) in known for end in ("_low", "_high", "_std")):
             continue  # belongs to the number before the suffix
+        if name == "reward" and len(rewards - {"total"}) == 1:
+            continue  # the sum of one reward is that reward
         if name not in NOT_MEASURED:
             found.append(Gauge(name, _role(name, rewards)))
     return sorted(found, key=lambda gauge: ROLES.index(gauge.role))

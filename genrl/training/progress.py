@@ -70,6 +70,8 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
         ("eval_train_sampler/", f"sampler of training, {type(own.kernel).__name__} {own.n_steps} steps"),
     ]:
         rows = [k for k in summary.before if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
+        if len(loop.reward.rewards) == 1:  # the sum of one reward is that reward
+            rows = [k for k in rows if k != f"{prefix}reward"]
         if not rows:
             continue
         table.add_row(f"[bold]{title}[/bold]", "", "", "")
