@@ -22,7 +22,7 @@ SEARCHED = (
     "algorithms",
     "objectives",
     "training",
-    "training.prompts",
+    "prompts",
     "networks",
 )
 

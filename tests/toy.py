@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from genrl.diffusion import RectifiedFlow, VariancePreserving
 from genrl.generators.base import Noise, TrainableWeights, draw_noise
+from genrl.prompts import Prompt
 from genrl.training import EvaluationSettings, Loop, TrainerSettings
-from genrl.training.prompts import Prompt
 
 SHAPE = (1, 4, 4)
 PIXELS, WORDS = 16, 10

@@ -13,7 +13,7 @@ from torch import Tensor
 from genrl.generators.digits_data import DigitsPart, DigitsSplit, load_digits_split
 from genrl.generators.recipe import BaseRecipe
 from genrl.generators.token_dit import PathName, TokenDiTGenerator
-from genrl.training.prompts import Prompt
+from genrl.prompts import Prompt
 
 __all__ = ["DigitPrompts", "DigitsGenerator", "DigitsPart", "DigitsSplit", "load_digits_split"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genrl.generators.recipe import BaseRecipe
 from genrl.generators.token_dit import PathName, TokenDiTGenerator
-from genrl.training.prompts import Prompt
+from genrl.prompts import Prompt
 
 HEIGHT, WIDTH = 16, 24
 STRINGS = tuple(f"{number:02d}" for number in range(100))

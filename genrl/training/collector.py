@@ -13,8 +13,8 @@ from torch import Tensor
 from genrl.algorithms.base import Algorithm, Batch, Rollout, chunked
 from genrl.diffusion import RowNoise
 from genrl.generators.base import Generator
+from genrl.prompts import Prompt, PromptSource
 from genrl.rewards import Compose, image_statistics
-from genrl.training.prompts import Prompt
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, draw_prompts
 from genrl.training.settings import TrainerSettings
@@ -52,7 +52,7 @@ class Collector:
         self,
         generator: Generator,
         algorithm: Algorithm,
-        prompts: Any,
+        prompts: PromptSource,
         reward: Compose,
         settings: TrainerSettings,
         seed: int,

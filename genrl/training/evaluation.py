@@ -15,8 +15,8 @@ from torch import Tensor
 from genrl.algorithms.base import chunked
 from genrl.diffusion import Euler, RowNoise, Sampler, Schedule
 from genrl.generators.base import Generator
+from genrl.prompts import Prompt
 from genrl.rewards import as_compose, image_statistics, score
-from genrl.training.prompts import Prompt
 
 ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
 Z95 = 1.959964  # two-sided 95 % of the normal distribution

@@ -16,6 +16,7 @@ import torch
 from genrl.algorithms.base import Algorithm
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
+from genrl.prompts import PromptSource
 from genrl.report.data import read_metrics
 from genrl.rewards import as_compose
 from genrl.training.checkpoint import (
@@ -66,7 +67,7 @@ class Loop:
         run_dir: str | Path,
         seed: int,
         generator: Generator,
-        prompts: Any,
+        prompts: PromptSource,
         reward: Any,
         algorithm: Algorithm,
         trainer: TrainerSettings | None = None,
@@ -394,6 +395,3 @@ class Loop:
         """Build everything, measure sizes, train nothing."""
         self.setup()
         return dry_run_table(self)
-
-
-__all__ = ["Loop", "TrainingError"]

@@ -8,8 +8,8 @@ import toy
 
 from genrl.algorithms import ForwardProcess, PolicyGradient
 from genrl.diffusion import FixedWindow, RandomWindow
+from genrl.prompts import Prompt
 from genrl.training.checkpoint import find_checkpoint, load_state
-from genrl.training.prompts import Prompt
 
 METHODS = {
     "all steps": lambda: PolicyGradient(steps=4),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -12,3 +13,13 @@ class Prompt:
 
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class PromptSource(Protocol):
+    """What a run draws prompts from: any object with these two lists.
+
+    Two entries with the same text are two prompts, and have groups of their own.
+    """
+
+    train: Sequence[Prompt]
+    held_out: Sequence[Prompt]
