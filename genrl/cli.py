@@ -110,7 +110,6 @@ def _quieten_dependencies() -> None:
         warnings.filterwarnings("ignore", category=category, module=packages)
     warnings.filterwarnings("ignore", message=".*pynvml package is deprecated.*")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # one line per process about unused parameters
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 

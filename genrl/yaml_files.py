@@ -93,9 +93,11 @@ def _missing_file(path: Path) -> str:
 
 
 def merge(base: Any, change: Any) -> Any:
-    """`change` over `base`, key by key; a part of another class takes nothing from the part that it replaces."""
+    """`change` over `base`, key by key; a part of another class takes nothing, and {} empties."""
     if not isinstance(base, Mapping) or not isinstance(change, Mapping):
         return copy.deepcopy(change)
+    if not change:  # `gauges: {}` empties what the base has
+        return {}
     if change.get("class_path", base.get("class_path")) != base.get("class_path"):
         return copy.deepcopy(dict(change))
     merged = dict(base)

@@ -375,3 +375,11 @@ def test_shipped_configs_start_with_what_they_show(path):
 
 def test_config_equality_ignores_where_it_came_from():
     assert Config({"a": 1}, Path("x")) == Config({"a": 1}, Path("y"))
+
+
+def test_an_empty_mapping_empties_what_the_base_has(tmp_path):
+    base = next(path for path in SHIPPED if path.stem == "flow_grpo")
+    (tmp_path / "c.yaml").write_text(f"base: {base}\nevaluation: {{gauges: {{}}}}\n")
+    assert load_config(base).raw["evaluation"]["gauges"]
+    assert load_config(tmp_path / "c.yaml").raw["evaluation"]["gauges"] == {}
+    assert load_config(tmp_path / "c.yaml").raw["evaluation"]["steps"] == load_config(base).raw["evaluation"]["steps"]

@@ -117,18 +117,18 @@ class Algorithm(Protocol):
     """A method, as the loop sees it.
 
     Attributes:
-        needs_reference: whether the frozen starting model is evaluated.
         inner_epochs: passes over the samples of an iteration.
         minibatches: optimizer updates in a pass.
         micro_batch: samples per forward and backward, or None for a whole minibatch.
         steps: sampling steps, hence network evaluations a sample costs at least.
+        shift: of the sampling grid; evaluation uses the same.
     """
 
-    needs_reference: bool
     inner_epochs: int
     minibatches: int
     micro_batch: int | None
     steps: int
+    shift: float
 
     def configure(self, generator: Generator) -> None:
         """Learn the generator's path; called once before anything else."""

@@ -88,7 +88,6 @@ class ForwardProcess:
         self.t_min, self.t_max, self.old_decay, self.kl_weight = t_min, t_max, old_decay, kl_weight
         self.group_noise = group_noise
         self.inner_epochs, self.minibatches, self.micro_batch = inner_epochs, minibatches, micro_batch
-        self.needs_reference = kl_weight > 0
         self.sampler: Sampler | None = None
 
     def configure(self, generator: Generator) -> None:
@@ -173,7 +172,7 @@ class ForwardProcess:
             "nft/optimality": r.mean(),
             "nft/optimality_std": r.std(correction=0),
             "nft/at_clip": ((r <= 0) | (r >= 1)).float().mean(),
-            "nft/velocity_change": (v.detach() - v_old).square().mean().sqrt(),
+            "nft/velocity_change": (v.detach() - v_old).square().flatten(1).mean(1).sqrt().mean(),
         }
         if self.kl_weight > 0:
             distance = (v - rollout.extra["v_ref"][draw]).square().flatten(1).mean(1)

@@ -113,7 +113,6 @@ class PolicyGradient:
         self.group_noise, self.share_prefix = group_noise, share_prefix
         self.inner_epochs, self.minibatches, self.micro_batch = inner_epochs, minibatches, micro_batch
         self.steps_per_forward, self.anchor = max(1, steps_per_forward), anchor
-        self.needs_reference = kl_weight > 0
         if getattr(self.surrogate, "on_policy_only", False) and inner_epochs * minibatches > 1:
             raise ValueError(
                 f"{type(self.surrogate).__name__} has no ratio that would correct for weights that have moved, so it "

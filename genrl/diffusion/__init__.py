@@ -1,6 +1,6 @@
 """The SDE/ODE layer: paths, kernels, transitions, schedules and samplers. No model, reward or trainer in sight."""
 
-from genrl.diffusion.batch import index_batch, repeat_batch
+from genrl.diffusion.batch import index_batch, map_tensors, repeat_batch
 from genrl.diffusion.kernels import (
     CPS,
     DDIM,
@@ -60,6 +60,7 @@ __all__ = [
     "Window",
     "derive_seed",
     "index_batch",
+    "map_tensors",
     "reduce_elements",
     "repeat_batch",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,12 +60,18 @@ class RowNoise:
     def _draw(self, kind: str, step: int, shape: tuple[int, ...]) -> Tensor:
         if shape[0] != len(self.rows):
             raise ValueError(f"noise of {shape[0]} rows was asked of a source with {len(self.rows)} rows")
-        blocks = sorted({row // BLOCK for row in self.rows})
+        blocks, index = self._places
         drawn = []
         for block in blocks:
             generator = torch.Generator(self.device).manual_seed(derive_seed(*self.key, kind, step, block))
             make = torch.randn if kind == "normal" else torch.rand
             drawn.append(make((BLOCK, *shape[1:]), generator=generator, device=self.device))
+        return torch.cat(drawn)[index]
+
+    @cached_property
+    def _places(self) -> tuple[list[int], Tensor]:
+        """The blocks that are drawn, and where each row lies in them; on the device once, not at every step."""
+        blocks = sorted({row // BLOCK for row in self.rows})
         place = {block: i for i, block in enumerate(blocks)}
         index = [place[row // BLOCK] * BLOCK + row % BLOCK for row in self.rows]
-        return torch.cat(drawn)[torch.tensor(index, device=self.device)]
+        return blocks, torch.tensor(index, device=self.device)

@@ -165,6 +165,7 @@ class VariancePreserving(_LinearPath):
             )
         self.n = len(table)
         self._table = torch.cat([torch.tensor([final_alpha_cumprod], dtype=torch.float64), table])  # [N + 1]
+        self._tables: dict[torch.device, Tensor] = {}  # a copy a device, made once
 
     def alphas_cumprod(self, t: Tensor) -> Tensor:
         """ab at time t, in t's dtype and shape."""
@@ -173,7 +174,9 @@ class VariancePreserving(_LinearPath):
         nearest = position.round()
         position = torch.where((position - nearest).abs() < 1e-3, nearest, position)
         low = position.floor().long().clamp(max=self.n - 1)
-        table = self._table.to(t.device)
+        if t.device not in self._tables:
+            self._tables[t.device] = self._table.to(t.device)
+        table = self._tables[t.device]
         return torch.lerp(table[low], table[low + 1], position - low).to(t.dtype)
 
     def alpha(self, t: Tensor) -> Tensor:

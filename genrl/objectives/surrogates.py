@@ -148,13 +148,16 @@ def clipped(log_ratio: Tensor, advantage: Tensor, low: Number, high: Number) -> 
     """
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     cut = ((advantage > 0) & (log_ratio > high)) | ((advantage < 0) & (log_ratio < low))
-    edge = torch.where(advantage > 0, _exp(high, ratio), _exp(low, ratio))
+    # Beyond the limit of exp the gradient is gone as well, whatever the sign of the advantage.
+    cut = cut | (log_ratio.abs() > LOG_RATIO_LIMIT)
+    edge = torch.where(advantage > 0, _exp(high), _exp(low))
     loss = torch.where(cut, -edge * advantage, -ratio * advantage)
     return torch.where(advantage == 0, torch.zeros_like(loss), loss), cut
 
 
-def _exp(value: Number, like: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).exp().expand_as(like)
+def _exp(value: Number) -> Number:
+    """A number stays one: making a tensor of it on a device would wait for the device."""
+    return value.exp() if isinstance(value, Tensor) else math.exp(value)
 
 
 def _measure(terms: StepTerms, cut: Tensor | None, outside: Tensor | None) -> Metrics:

@@ -10,10 +10,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 STATE = "training_state.pt"
 DISK_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES)
 _STEP = re.compile(r"^step-(\d{6,})$")
@@ -110,7 +111,8 @@ def save_checkpoint(
                 clean_up(run_dir)
         steps = list_checkpoints(run_dir)
         left = f"The last complete checkpoint is {steps[-1][1]}" if steps else "There is no earlier checkpoint"
-        raise CheckpointError(f"could not save {name}: {problem}. {left}; free the disk and run the command again.")
+        remedy = "free the disk" if any(word in problem for word in ("disk", "large", "space")) else "mend that"
+        raise CheckpointError(f"could not save {name}: {problem}. {left}; {remedy} and run the command again.")
     return folder / name
 
 
@@ -170,6 +172,15 @@ def any_problem(accelerator: Any, problem: str) -> str:
     from accelerate.utils import gather_object
 
     return next((text for text in gather_object([problem]) if text), "")
+
+
+def broadcast(accelerator: Any, value: T) -> T:
+    """The main process's value, on every process."""
+    if accelerator.num_processes == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([value])[0]
 
 
 def rng_state() -> dict[str, Any]:

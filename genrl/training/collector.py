@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from genrl.algorithms.base import Algorithm, Batch, Rollout, chunked
-from genrl.diffusion import RowNoise
+from genrl.diffusion import RowNoise, index_batch
 from genrl.generators.base import Generator
 from genrl.prompts import Prompt, PromptSource
 from genrl.rewards import Compose, image_statistics
@@ -67,14 +67,19 @@ class Collector:
         """The prompts of an iteration."""
         return draw_prompts(len(self.prompts.train), self.settings.prompts_per_iteration, self.seed, iteration)
 
-    def batch(self, rows: Tensor, chosen: list[int], iteration: int) -> tuple[Batch, list[Prompt]]:
-        """The batch of some sample numbers, and their prompts."""
+    def batch(
+        self, rows: Tensor, chosen: list[int], iteration: int, encode: bool = True
+    ) -> tuple[Batch, list[Prompt]]:
+        """The batch of some sample numbers, and their prompts; without ``encode`` its conditioning is None."""
         groups = rows // self.settings.group_size
         prompts = [self.prompts.train[chosen[p]] for p in groups.tolist()]
         key = (self.seed, "rollout", iteration)
         device = self.accelerator.device
+        # Every prompt is encoded once, however many samples it has.
+        places, own = groups.unique(return_inverse=True)
+        texts = [self.prompts.train[chosen[p]].text for p in places.tolist()]
         batch = Batch(
-            cond=self.generator.encode([p.text for p in prompts]),
+            cond=index_batch(self.generator.encode(texts), own) if encode else None,
             rows=rows,
             groups=groups,
             noise=RowNoise.of(key, rows, device),
@@ -93,7 +98,7 @@ class Collector:
             batch, prompts = self.batch(rows[part], chosen, iteration)
             rollout = self.algorithm.rollout(self.generator.velocity, self.generator, batch)
             with torch.no_grad():
-                media = self.generator.decode(rollout.x0).float().cpu()
+                media = self.generator.decode(rollout.x0).float()
             texts = [p.text for p in prompts]
             futures.append((worker.submit(media, texts, [dict(p.metadata) for p in prompts]), texts))
             stats.append((len(media), image_statistics(media)))
@@ -105,7 +110,7 @@ class Collector:
             means = [torch.full((n,), found[name], dtype=torch.float64) for n, found in stats]
             values[_STATS + name] = torch.cat(means)
         times = {"time/rollout": sampled - began, "time/reward": time.perf_counter() - sampled}
-        whole, _ = self.batch(rows, chosen, iteration)
+        whole, _ = self.batch(rows, chosen, iteration, encode=False)
         return Collected(Rollout.concatenate(parts), whole, values, torch.tensor(chosen), times)
 
     def advantages(self, collected: Collected) -> tuple[Rollout, Tensor, dict[str, float]]:

@@ -41,4 +41,5 @@ class EMA(WeightSet):
 
 def change_norm(parameters: Sequence[Tensor], start: Sequence[Tensor]) -> float:
     """L2 norm of the difference of two lists of tensors."""
-    return float(sum(((p.detach() - s) ** 2).sum().double() for p, s in zip(parameters, start, strict=True)) ** 0.5)
+    squares = (((p.detach().cpu() - s) ** 2).sum().double() for p, s in zip(parameters, start, strict=True))
+    return float(sum(squares) ** 0.5)

@@ -50,7 +50,7 @@ class SampleSet:
 
 
 def deterministic_sampler(generator: Generator, steps: int, shift: float = 1.0) -> Sampler:
-    """The Euler sampler that evaluation and export use."""
+    """The Euler sampler that evaluation and export use; ``shift`` is that of the grid that was trained on."""
     return Sampler(Euler(), Schedule.uniform(steps, shift), path=generator.path)
 
 
@@ -85,35 +85,63 @@ def sample_set(
         cond = generator.encode([prompts[owners[i]].text for i in chosen])
         noise = RowNoise.of((seed, "evaluation"), [rows[i] for i in chosen], device)
         x1 = generator.initial_latents(cond, noise.initial)
-        parts.append(generator.decode(sampler.rollout(generator.velocity, x1, cond, noise, steps).x0).float())
+        x0 = sampler.rollout(generator.velocity, x1, cond, noise, steps).x0
+        parts.append(generator.decode(x0).float().cpu())
     media = torch.cat(parts)
     if accelerator is not None and world > 1:
-        media = accelerator.gather(media.contiguous())[: len(rows)]
-    return SampleSet(media.cpu(), [prompts[i] for i in owners], per_prompt)
+        media = accelerator.gather(media.to(device))[: len(rows)].cpu()
+    return SampleSet(media, [prompts[i] for i in owners], per_prompt)
 
 
-def measure(samples: SampleSet, reward: Any, gauges: dict[str, Any]) -> dict[str, float]:
+def measure(
+    samples: SampleSet,
+    reward: Any,
+    gauges: dict[str, Any],
+    batch: int | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
     """Rewards, gauges and image statistics of a sample set, with 95 % intervals where a value exists per sample.
 
-    Names: ``reward`` (weighted sum of the uncapped rewards), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
+    Args:
+        samples: what is measured.
+        reward: the trained reward. gauges: named rewards and set metrics.
+        batch: samples that a reward is given at once; None gives all. Set metrics always get all, on the CPU.
+        device: where rewards get their media.
+
+    Returns:
+        ``reward`` (weighted sum of the uncapped rewards), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
     """
     compose = as_compose(reward)
-    raw = score(compose, samples.media, samples.texts, samples.metadata)
+    raw = _score_in_batches(compose, samples, batch, device)
     result: dict[str, float] = {}
     counted = {name: value for name, value in raw.items() if compose.weight(name) != 0}
     total = sum(compose.weight(name) * value.double() for name, value in counted.items())
     if isinstance(total, Tensor):
-        result |= interval("reward", total)
+        only = next(iter(counted)).split("/")[0] if len(counted) == 1 else None
+        plain = only is not None and compose.weight(next(iter(counted))) == 1
+        result |= interval("reward", total, getattr(compose.rewards[only], "range", None) if plain and only else None)
     for name, value in raw.items():
-        result |= interval(name, value)
+        result |= interval(name, value, getattr(compose.rewards[name.split("/")[0]], "range", None))
     for name, gauge in gauges.items():
         if hasattr(gauge, "measure"):
             found = gauge.measure(samples.media, samples.texts, samples.metadata)
             result |= {_key(name, inner): value for inner, value in found.items()}
         else:
-            for inner, value in score(gauge, samples.media, samples.texts, samples.metadata).items():
-                result |= interval(name if inner.startswith(name) or "/" not in inner else f"{name}/{inner}", value)
+            for inner, value in _score_in_batches(gauge, samples, batch, device).items():
+                label = name if inner.startswith(name) or "/" not in inner else f"{name}/{inner}"
+                result |= interval(label, value, getattr(gauge, "range", None))
     return result | {f"stats/{name}": value for name, value in image_statistics(samples.media).items()}
+
+
+def _score_in_batches(
+    reward: Any, samples: SampleSet, batch: int | None, device: torch.device | str
+) -> dict[str, Tensor]:
+    texts, metadata = samples.texts, samples.metadata
+    parts = [
+        score(reward, samples.media[part].to(device), texts[part], metadata[part])
+        for part in chunked(len(texts), batch)
+    ]
+    return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
 
 def _key(gauge: str, name: str) -> str:
@@ -121,8 +149,8 @@ def _key(gauge: str, name: str) -> str:
     return name if name.startswith(gauge) else f"{gauge}_{name}"
 
 
-def interval(name: str, values: Tensor) -> dict[str, float]:
-    """Mean and 95 % interval of the scored values: Wilson's for 0/1 values, the normal one otherwise."""
+def interval(name: str, values: Tensor, bounds: tuple[float, float] | None = None) -> dict[str, float]:
+    """Mean and 95 % interval of the scored values: Wilson's for 0/1 values, else the normal one, within ``bounds``."""
     scored = values[~torch.isnan(values)].double()
     n = len(scored)
     if n == 0:
@@ -133,6 +161,8 @@ def interval(name: str, values: Tensor) -> dict[str, float]:
     else:
         half = Z95 * float(scored.std()) / n**0.5 if n > 1 else math.nan
         low, high = mean - half, mean + half
+        if bounds is not None:
+            low, high = max(low, bounds[0]), min(high, bounds[1])
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
@@ -209,6 +239,11 @@ def load_run(run_dir: str | Path, checkpoint: str = "last", weights: str = "auto
         for parameter, value in zip(generator.trainable(), state["ema"]["values"], strict=True):
             parameter.data.copy_(value)
     parts["algorithm"].configure(generator)
+    precision = parts["trainer"].mixed_precision
+    if precision != "no":  # the arithmetic that the run was evaluated with
+        from accelerate import Accelerator
+
+        generator.module = Accelerator(mixed_precision=precision, cpu=device.type == "cpu").prepare(generator.module)
     return {**parts, "device": device, "checkpoint": path, "weights": used, "iteration": int(state["iteration"])}
 
 
@@ -236,7 +271,8 @@ def evaluate_run(
     steps, seed = steps or settings.steps, settings.seed if seed is None else seed
     if sampler not in ("ode", "train"):
         raise ValueError(f"sampler {sampler!r} is unknown; allowed are 'ode' (deterministic) and 'train'")
-    chosen = deterministic_sampler(run["generator"], steps) if sampler == "ode" else run["algorithm"].train_sampler()
+    ode = deterministic_sampler(run["generator"], steps, run["algorithm"].shift)
+    chosen = ode if sampler == "ode" else run["algorithm"].train_sampler()
     compose = as_compose(run["reward"])
     for part in [compose, *settings.gauges.values()]:
         if hasattr(part, "prepare"):
@@ -257,7 +293,8 @@ def evaluate_run(
         "sampler": f"{chosen.kernel} with {chosen.n_steps} steps",
         "seed": seed,
         "samples": len(samples.media),
-        **measure(samples, compose, settings.gauges),
+        "precision": run["trainer"].mixed_precision,
+        **measure(samples, compose, settings.gauges, settings.batch, run["device"]),
     }
 
 
@@ -287,7 +324,9 @@ def sample_run(
         raise ValueError(f"the number of samples must be at least 1, got {n}")
     run = load_run(run_dir, checkpoint, weights)
     chosen = [Prompt(text, {}) for text in prompts] if prompts else list(run["prompts"].held_out)
-    sampler = deterministic_sampler(run["generator"], steps or run["evaluation"].steps)
+    sampler = deterministic_sampler(
+        run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift
+    )
     samples = sample_set(
         run["generator"], sampler, chosen, n, seed=seed, batch=run["evaluation"].batch, device=run["device"]
     )

@@ -54,10 +54,14 @@ class Meter:
         if not names:
             return {}
         device = next(iter(self._sums.values())).device
-        values = torch.stack([self._sums[n].to(device) / self._weights.get(n, 1.0) for n in names])  # [K]
+        sums = torch.stack([self._sums[n].to(device) for n in names])  # [K]
+        weights = torch.tensor([self._weights.get(n, 1.0) for n in names], device=device)
         if accelerator is not None and accelerator.num_processes > 1:
-            table = accelerator.gather(values[None])  # [W, K]
-            values = torch.stack([_over_processes(n, table[:, i]) for i, n in enumerate(names)])
+            table, shares = accelerator.gather(torch.stack([sums, weights])[None]).unbind(1)  # [W, K] each
+            sums = torch.stack([_over_processes(n, table[:, i]) for i, n in enumerate(names)])
+            extreme = torch.tensor([n.endswith(("_max", "_min")) for n in names], device=device)
+            weights = torch.where(extreme, torch.ones_like(weights), shares.sum(0))
+        values = sums / weights.clamp(min=1e-12)
         found = dict(zip(names, values.tolist(), strict=True))
         return found | {std: max(found[std] - found[mean] ** 2, 0.0) ** 0.5 for std, mean in self._means.items()}
 
@@ -70,7 +74,7 @@ def _mean_of(name: str, metrics: Mapping[str, Tensor]) -> str | None:
 def _over_processes(name: str, values: Tensor) -> Tensor:
     if name.endswith("_max"):
         return values.amax()
-    return values.amin() if name.endswith("_min") else values.mean()
+    return values.amin() if name.endswith("_min") else values.sum()
 
 
 class RunWriter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from genrl.training.checkpoint import (
     DISK_PROBLEMS,
     CheckpointError,
     any_problem,
+    broadcast,
     disk_problem,
     list_checkpoints,
     load_state,
@@ -37,7 +39,7 @@ from genrl.training.evaluation import SampleSet, deterministic_sampler, measure,
 from genrl.training.logging import RunWriter
 from genrl.training.monitor import Monitor
 from genrl.training.progress import announce_resume, training_progress
-from genrl.training.run_dir import claim_run_dir, prepare_run_dir, save_config
+from genrl.training.run_dir import check_parts, claim_run_dir, prepare_run_dir, save_config
 from genrl.training.run_files import Summary, describe_run, dry_run_table, write_summary
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, seed_everything
@@ -93,18 +95,21 @@ class Loop:
 
     def setup(self) -> None:
         """Processes, base model, rewards, optimizer; everything that can fail before compute is spent does so here."""
-        from accelerate import Accelerator, DistributedDataParallelKwargs
+        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
         settings = self.trainer
         if settings.cpu_threads is not None:
             torch.set_num_threads(settings.cpu_threads)
         if settings.mixed_precision == "fp16" and (settings.device == "cpu" or not torch.cuda.is_available()):
             raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
-        # A condition that is never dropped leaves its null embedding without a gradient.
-        ddp = DistributedDataParallelKwargs(find_unused_parameters=True, broadcast_buffers=False)
+        # Other processes wait for the slowest reward, and for the one that trains a base.
+        patience = InitProcessGroupKwargs(timeout=timedelta(seconds=max(3600.0, 2 * settings.reward_timeout)))
+        ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
         # Without CUDA, accelerate joins the processes of torchrun only when it is told to use the CPU.
         cpu = settings.device == "cpu" or not torch.cuda.is_available()
-        self.accelerator = Accelerator(mixed_precision=settings.mixed_precision, cpu=cpu, kwargs_handlers=[ddp])
+        self.accelerator = Accelerator(
+            mixed_precision=settings.mixed_precision, cpu=cpu, kwargs_handlers=[ddp, patience]
+        )
         if settings.device == "cuda" and self.accelerator.device.type != "cuda":
             raise SetupError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
         if settings.processes is not None and settings.processes != self.accelerator.num_processes:
@@ -114,6 +119,7 @@ class Loop:
                 "(`accelerate launch --cpu` starts only one)"
             )
         self.device = self.accelerator.device
+        check_parts(self.generator, self.prompts)
         if not any(self.reward.weights.values()):
             raise SetupError("every reward has weight 0; give one of them a weight to optimise it")
         seed_everything(self.seed, self.accelerator.process_index)
@@ -138,7 +144,7 @@ class Loop:
                     part.prepare(self.device, progress=main)
         try:
             self.algorithm.configure(self.generator)
-            self.collector.batch(self.layout.local()[:1], self.collector.choose(0), 0)  # prompts that cannot be read
+            self.generator.encode([p.text for p in (*self.prompts.train, *self.prompts.held_out)])  # all can be read
         except ValueError as error:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
@@ -188,17 +194,18 @@ class Loop:
             self._load(found[-1][1])
             rows = [row for row in read_metrics(self.run_dir) if row["kind"] == "train"]
             self.seconds = sum(row["time/iteration"] for row in rows if row["iteration"] <= self.iteration)
-        if main:
+        goes_on = self.iteration < self.trainer.iterations
+        if main and (goes_on or not found):
             save_config(self.run_dir, self.config)
         keep = self.iteration if found else None
         self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main)
         if main:
             describe_run(self)
-            if changes:
+            if changes and goes_on:
                 self._event(f"resumed with changed settings: {'; '.join(changes)}")
             if found:
                 announce_resume(self)
-        self.worker = worker = RewardWorker(self.reward, self.trainer.reward_timeout)
+        self.worker = worker = RewardWorker(self.reward, self.trainer.reward_timeout, self.device)
         status = "failed"
         try:
             with self._request.listening(), training_progress(self) as show:
@@ -308,12 +315,10 @@ class Loop:
         values: dict[str, Any] = {}
         with self.updater.evaluated_weights():
             samples = self._draw(settings.samples_per_prompt)
-            found = self._saving(lambda: self._measure(samples))
-            values |= {f"eval/{k}": v for k, v in found.items()}
+            values |= {f"eval/{k}": v for k, v in self._measure(samples).items()}
             if settings.train_sampler == "always" or (settings.train_sampler == "ends" and (first or last)):
                 own = self._draw(settings.samples_per_prompt, own=True)
-                found = self._saving(lambda: self._measure(own))
-                values |= {f"eval_train_sampler/{k}": v for k, v in found.items()}
+                values |= {f"eval_train_sampler/{k}": v for k, v in self._measure(own).items()}
         values["eval/weight_change"] = change_norm(self.updater.parameters, self.updater.start)
         values["eval/uses_ema"] = float(self.updater.ema is not None)
         self.writer.write("eval", self.iteration, values)
@@ -328,8 +333,18 @@ class Loop:
             self.save("best")
 
     def _measure(self, samples: SampleSet) -> dict[str, float]:
-        """In the reward thread, so that the time limit holds here too."""
-        return self.worker.run(lambda: measure(samples, self.reward, self.evaluation.gauges), samples.texts[:3])
+        """Measured by one process for all, which could otherwise differ in a digit and then in what they do next.
+
+        In the reward thread, so that the time limit holds here too.
+        """
+        settings = self.evaluation
+
+        def work() -> dict[str, float]:
+            return measure(samples, self.reward, settings.gauges, settings.batch, self.device)
+
+        main = self.accelerator.is_main_process
+        found = self._saving(lambda: self.worker.run(work, samples.texts[:3]) if main else {})
+        return broadcast(self.accelerator, found)
 
     def _preview(self) -> None:
         with self.updater.evaluated_weights():
@@ -338,7 +353,7 @@ class Loop:
             save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
 
     def _draw(self, per_prompt: int, own: bool = False) -> Any:
-        ode = deterministic_sampler(self.generator, self.evaluation.steps)
+        ode = deterministic_sampler(self.generator, self.evaluation.steps, self.algorithm.shift)
         sampler = self.algorithm.train_sampler() if own else ode
         return sample_set(
             self.generator,

@@ -78,6 +78,9 @@ class Monitor:
         reward = values.get("eval/reward", math.nan)
         gauges = _gauges(values)
         messages: list[str] = []
+        if math.isnan(reward):
+            unscored = "alarm: no held-out sample was scored (NaN), so there is no best checkpoint and no other alarm"
+            messages.append(self._once("unscored", unscored))
         if not self.first:
             self.first = {**gauges, **{k: v for k, v in values.items() if k.startswith("eval/stats/")}}
             self.first["eval/reward"] = reward

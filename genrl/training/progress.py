@@ -43,7 +43,7 @@ def announce_resume(loop: Loop) -> None:
     """Say that a run goes on, or that there is nothing left to do."""
     print(f"{loop.run_dir}: going on from iteration {loop.iteration} of {loop.trainer.iterations}")
     if loop.iteration >= loop.trainer.iterations:
-        print("it is finished; raise trainer.iterations to go on, or start anew with --resume never")
+        print("it is finished, so nothing is changed; raise trainer.iterations, or begin anew with --resume never")
 
 
 def _note(metrics: Mapping[str, float]) -> str:

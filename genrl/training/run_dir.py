@@ -6,10 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from genrl.generators.base import Generator
+from genrl.prompts import Prompt
 from genrl.training.checkpoint import clean_up, list_checkpoints
 
 LOCK = ".lock"
+MARK = ".genrl-run"  # made before anything else, so that a run knows its own folder
 _REPLACED = ("checkpoints", "samples", "tensorboard")
+_WRITTEN = (*_REPLACED, "config.yaml", "run.json", "metrics.jsonl", "summary.json", "report.html")
 # With another of these it is another experiment, whose numbers must not be mixed with the old ones.
 _IDENTITY = ("seed", "generator", "prompts", "reward", "algorithm.class_path")
 # Settings that may change between two parts of a run without making it another experiment.
@@ -18,17 +22,41 @@ _FREE = ("name", "run_dir", "evaluation", "trainer.iterations", "trainer.checkpo
          "trainer.reward_timeout", "trainer.device", "trainer.collapse_fraction")  # fmt: skip
 
 
+def check_parts(generator: Any, prompts: Any) -> None:
+    """Refuse a generator or a prompt source that a run would find incomplete later.
+
+    Raises:
+        ValueError: naming what is missing.
+    """
+    methods = [name for name in vars(Generator) if not name.startswith("_") and callable(getattr(Generator, name))]
+    missing = [name for name in methods if name != "from_pretrained" and not callable(getattr(generator, name, None))]
+    if missing:
+        raise ValueError(
+            f"generator {type(generator).__name__} has no {', '.join(missing)}; genrl.generators.base.Generator "
+            "describes every method"
+        )
+    for name in ("train", "held_out"):
+        listed = getattr(prompts, name, None)
+        if not listed or not all(isinstance(p, Prompt) for p in listed):
+            raise ValueError(
+                f"prompts.{name} of {type(prompts).__name__} must be a list of genrl.prompts.Prompt that is not empty, "
+                f"got {listed!r:.80}"
+            )
+
+
 def claim_run_dir(run_dir: Path) -> Any:
     """A lock that only one run at a time can hold; it ends with its process, however that ends.
 
     Raises:
         OSError: when the directory cannot be written.
-        ValueError: when another run is writing into it.
+        ValueError: when another run is writing into it, or it holds files that no run wrote.
     """
     from filelock import FileLock, Timeout  # a dependency of torch
 
+    _refuse_foreign_files(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / MARK).touch()
         probe = run_dir / ".write-test"
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
@@ -43,6 +71,18 @@ def claim_run_dir(run_dir: Path) -> Any:
     return lock
 
 
+def _refuse_foreign_files(run_dir: Path) -> None:
+    """Only a folder that a run made may have the files that a run replaces."""
+    if (run_dir / MARK).exists():
+        return
+    foreign = [name for name in _WRITTEN if (run_dir / name).exists()]
+    if foreign:
+        raise ValueError(
+            f"run_dir = {run_dir} has {', '.join(foreign)} but is no run of genrl (it has no {MARK}); choose another "
+            "folder, since a run writes its own there"
+        )
+
+
 def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -> list[str]:
     """Bring a claimed run directory into the state to start from.
 
@@ -50,8 +90,8 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
         What a resumed run changes: "key: old -> new".
 
     Raises:
-        ValueError: for an unknown ``resume``, a missing checkpoint with ``"require"``, files that are not a run's, or
-            a run of another experiment.
+        ValueError: for an unknown ``resume``, a missing checkpoint with ``"require"`` or a run of another
+            experiment.
     """
     if resume not in ("auto", "never", "require"):
         raise ValueError(f"resume = {resume!r} is unknown; allowed are auto, never, require")
@@ -61,7 +101,6 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
         raise ValueError(f"--resume require, but {run_dir} has no checkpoint; use --resume auto to start one")
     changes: list[str] = []
     if resume == "never" or not steps:
-        _refuse_foreign_files(run_dir)
         for name in _REPLACED:
             shutil.rmtree(run_dir / name, ignore_errors=True)
         for name in ("report.html", "summary.json"):
@@ -75,18 +114,6 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
                 "the old settings to go on with it, or replace it with --resume never"
             )
     return changes
-
-
-def _refuse_foreign_files(run_dir: Path) -> None:
-    """Folders that a new run would replace are only replaced when a run wrote them."""
-    if any((run_dir / name).is_file() for name in ("config.yaml", "run.json", "metrics.jsonl")):
-        return
-    foreign = [name for name in _REPLACED if (run_dir / name).exists()]
-    if foreign:
-        raise ValueError(
-            f"run_dir = {run_dir} has {', '.join(foreign)} but no run of genrl; choose another folder, since a run "
-            "writes its own there"
-        )
 
 
 def save_config(run_dir: Path, config: dict[str, Any] | None) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from genrl.rewards import Compose, RewardError, score
@@ -25,16 +26,19 @@ class RewardWorker:
     Args:
         reward: see ``genrl.rewards``.
         timeout: seconds that the caller waits for one batch.
+        device: of the media, made current in the thread.
     """
 
-    def __init__(self, reward: Any, timeout: float):
-        self._reward, self._timeout = reward, timeout
+    def __init__(self, reward: Any, timeout: float, device: torch.device | None = None):
+        self._reward, self._timeout, self._device = reward, timeout, device
         names = list(reward.rewards) if isinstance(reward, Compose) else [type(reward).__name__]
         self._name = ", ".join(names)
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="genrl-reward", daemon=True).start()
 
     def _run(self) -> None:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # the current device belongs to a thread, and a new one has device 0
         while (job := self._jobs.get()) is not None:
             future, work = job
             try:

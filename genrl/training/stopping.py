@@ -40,4 +40,4 @@ class StopRequest:
             raise KeyboardInterrupt
         self.reason = "interrupted"
         if self.announce:
-            print(f"\n{signal.Signals(number).name}: finishing the iteration and saving; repeat to stop at once")
+            print(f"\n{signal.Signals(number).name}: finishing what is under way and saving; repeat to stop at once")

@@ -19,6 +19,8 @@ from genrl.training.monitor import Monitor
 from genrl.training.seeding import Layout
 from genrl.training.settings import TrainerSettings
 
+MAX_SKIPPED = 25  # halvings of the initial scale of 65,536, with room to spare
+
 
 class Updater:
     """Turns the roll-outs of an iteration into optimizer updates.
@@ -36,6 +38,7 @@ class Updater:
     def __init__(self, generator: Generator, algorithm: Algorithm, settings: TrainerSettings):
         self.generator, self.algorithm, self.settings = generator, algorithm, settings
         self.updates = 0
+        self.skipped = 0  # steps in a row that a gradient scaler skipped
 
     def prepare(self, accelerator: Any, layout: Layout) -> None:
         """Make the optimizer and hand the network to the accelerator.
@@ -49,7 +52,7 @@ class Updater:
         wrong = [p.dtype for p in self.parameters if p.dtype != torch.float32]
         if wrong:
             raise TrainingError(f"trainable weights must be float32 (mixed precision is a setting), found {wrong[0]}")
-        self.start = [p.detach().clone() for p in self.parameters]
+        self.start = [p.detach().cpu().clone() for p in self.parameters]
         settings = self.settings
         optimizer = torch.optim.AdamW(
             self.parameters, settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
@@ -93,20 +96,31 @@ class Updater:
                     gap = first.result(self.accelerator)
                     if self.updates == 0:
                         self._check_gap(gap)
-                norm = self.step()
+                try:
+                    norm = self.step()
+                except NonFiniteError as error:
+                    raise NonFiniteError(f"{error}.{_first_bad(meter)}") from error
                 common.add({"grad/norm": norm, "grad/norm_max": norm})
         self.algorithm.after_update()
         values = common.result(self.accelerator) | Monitor.by_step(
             gap, later.result(self.accelerator) if later else gap, self.algorithm.train_sampler()
         )
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        return values, self.layout.processes * (evaluations + 3.0 * trained)
+        cost = torch.tensor(evaluations + 3.0 * trained, dtype=torch.float64, device=self.accelerator.device)
+        return values, float(self.accelerator.reduce(cost, "sum"))
 
     def _without_left_out(self, minibatch: Rollout) -> Rollout:
-        """Left-out samples cost nothing; over several processes they stay, since all must make the same passes."""
-        if self.layout.processes > 1 or minibatch.weight is None or bool(minibatch.weight.all()):
+        """Left-out samples cost nothing.
+
+        Over several processes one stays where all would go, since every process must take part in the last backward;
+        its weight is 0.
+        """
+        if minibatch.weight is None or bool(minibatch.weight.all()):
             return minibatch
-        return minibatch.select(minibatch.weight.nonzero()[:, 0])
+        kept = minibatch.weight.nonzero()[:, 0]
+        if len(kept) == 0 and self.layout.processes > 1:
+            kept = torch.zeros(1, dtype=torch.long, device=minibatch.weight.device)
+        return minibatch.select(kept)
 
     def accumulate(self, minibatch: Rollout, kept: float, units: list[Unit], meter: Meter, common: Meter) -> int:
         """Gradients of one minibatch, one backward a unit.
@@ -122,6 +136,7 @@ class Updater:
         """
         kept = kept / self.layout.processes
         work = [(part, unit) for part in chunked(len(minibatch), self.algorithm.micro_batch) for unit in units]
+        placeholder = len(minibatch) == 1 and minibatch.weight is not None and not bool(minibatch.weight)
         total = torch.zeros((), device=self.accelerator.device)
         for i, (part, unit) in enumerate(work):
             micro = minibatch.select(part)
@@ -130,7 +145,7 @@ class Updater:
                 loss, metrics = self.algorithm.loss(self.generator.velocity, micro, unit, units)
                 weighted = (loss if micro.weight is None else loss * micro.weight).sum() / kept
                 self.accelerator.backward(weighted)
-            meter.add(metrics, len(micro) / max(len(minibatch), 1))
+            meter.add(metrics, 0.0 if placeholder else len(micro))
             total = total + weighted.detach()
         common.add({"loss/total": total})
         return sum(len(range(*part.indices(len(minibatch)))) * len(unit) for part, unit in work)
@@ -153,6 +168,8 @@ class Updater:
             # Nothing was learnt (no reward, or no spread in any group), so neither momentum nor weight decay may move
             # the weights.
             self.optimizer.zero_grad()
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.update()  # it was told of the gradients when they were clipped
             return norm.detach()
         warmup = self.settings.warmup_updates
         factor = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
@@ -160,10 +177,23 @@ class Updater:
             group["lr"] = self.settings.learning_rate * factor
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.optimizer.step_was_skipped:
+            self._count_skipped()
+            return norm.detach()
+        self.skipped = 0
         self.updates += 1
         if self.ema is not None:
             self.ema.step()
         return norm.detach()
+
+    def _count_skipped(self) -> None:
+        """A scaler skips a few steps while it finds its scale; more in a row means that gradients are never finite."""
+        self.skipped += 1
+        if self.skipped >= MAX_SKIPPED:
+            raise NonFiniteError(
+                f"the gradient scaler skipped {self.skipped} updates in a row: gradients are not finite at any scale; "
+                "use mixed_precision bf16 or no, or lower trainer.learning_rate"
+            )
 
     def _check_gap(self, first: dict[str, float]) -> None:
         """Refuse a clip range that numerical noise alone would reach."""
@@ -206,6 +236,12 @@ class Updater:
                 raise ValueError("it has no moving average, but trainer.ema_decay is set")
             self.ema.load_state_dict(state["ema"])
         self.updates = state["updates"]
+
+
+def _first_bad(meter: Meter) -> str:
+    """The first quantity of a step that is not finite, for an error message."""
+    bad = [name for name, value in meter.result().items() if not math.isfinite(value)]
+    return f" The first quantity that is not finite: {bad[0]}" if bad else ""
 
 
 def _refuse_dropout(module: nn.Module) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+
 import pytest
 import torch
 from diffusion_members import ALL, NOISY, PATHS, SHAPE, elementwise, old_transition, sampler_of, start
@@ -270,3 +273,19 @@ def test_a_kernel_that_is_not_finite_is_refused_before_sampling() -> None:
 
     with pytest.raises(ValueError, match=r"inf or NaN at step 0, from t = 1 to 0.8"):
         Sampler(Broken(), Schedule.uniform(5))
+
+
+def test_rows_of_any_container_are_selected_or_refused() -> None:
+    rows = torch.arange(4.0)
+    index = torch.tensor([2, 0])
+    Pair = collections.namedtuple("Pair", "a b")
+    picked = index_batch({"x": collections.UserDict(y=rows), "z": Pair(rows, "text"), "n": [rows, None]}, index)
+    assert picked["x"]["y"].tolist() == picked["z"].a.tolist() == picked["n"][0].tolist() == [2, 0]
+    assert isinstance(picked["z"], Pair) and picked["z"].b == "text" and picked["n"][1] is None
+
+    @dataclasses.dataclass
+    class Hidden:
+        x: torch.Tensor
+
+    with pytest.raises(TypeError, match="Hidden"):
+        index_batch({"c": Hidden(rows)}, index)

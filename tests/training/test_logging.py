@@ -30,18 +30,19 @@ def test_meter_keeps_no_graph():
 
 
 class TwoProcesses:
-    """Gathers this process's values with those of another whose values are 10 higher."""
+    """Gathers sums and weights [1, 2, K] with those of another process, whose sums are 10 and weights 2 higher."""
 
     num_processes = 2
 
     def gather(self, values):
-        return torch.cat([values, values + 10])
+        return torch.cat([values, values + torch.tensor([[10.0], [2.0]])])
 
 
 def test_meter_reduces_over_processes_by_name():
     meter = Meter()
     meter.add({"a": torch.tensor(1.0), "x_max": torch.tensor(1.0), "x_min": torch.tensor(1.0)})
-    assert meter.result(TwoProcesses()) == {"a": 6.0, "x_max": 11.0, "x_min": 1.0}
+    # The mean is over everything on both: (1 + 11) / (1 + 3).
+    assert meter.result(TwoProcesses()) == {"a": 3.0, "x_max": 11.0, "x_min": 1.0}
 
 
 def test_records_are_one_json_object_a_line_and_nan_and_inf_become_null(tmp_path):

@@ -59,8 +59,11 @@ def test_later_rewards_losses_gradients_and_weights_agree_within_rounding(both, 
     assert len(rows[0]) == len(rows[1]) == 4
     for first, second in zip(*rows, strict=True):
         assert first.keys() == second.keys()
-        for key in ("loss/total", "grad/norm", "lr", "reward/bright", "advantage/nan_share", "reward/bright_std"):
-            assert second[key] == pytest.approx(first[key], rel=1e-4, abs=1e-6), key
+        for key, value in first.items():  # every number, the ratio gauges among them
+            if key == "cost/forward_equivalents" and name == "best_and_worst":
+                continue  # a prefix is shared by the samples of a group that are drawn together, here five at a time
+            expected = value if isinstance(value, str) else pytest.approx(value, rel=1e-3, abs=2e-6)
+            assert second[key] == expected, key
     weights = torch.tensor([one[name]["weights"], *(rank[name]["weights"] for rank in two)])
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)  # measured: 1e-7
     assert torch.equal(weights[1], weights[2])  # the two processes hold the same weights, to the last bit

@@ -5,6 +5,7 @@ import toy
 
 from genrl.algorithms import PolicyGradient
 from genrl.training import TrainingError
+from genrl.training.errors import SetupError
 from genrl.training.run_dir import changed_settings, claim_run_dir, flatten, prepare_run_dir
 
 
@@ -50,10 +51,10 @@ def test_flatten_leaves_out_init_args_and_keeps_empty_and_list_values():
 def test_folders_that_no_run_wrote_are_left_alone(tmp_path):
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "mine.txt").write_text("precious")
-    with pytest.raises(TrainingError, match="has samples but no run of genrl"):
+    with pytest.raises(TrainingError, match="has samples but is no run of genrl"):
         toy.make_loop(tmp_path, PolicyGradient(steps=3)).run()
     assert (tmp_path / "samples" / "mine.txt").read_text() == "precious"
-    with pytest.raises(TrainingError, match="has samples but no run of genrl"):
+    with pytest.raises(TrainingError, match="has samples but is no run of genrl"):
         toy.make_loop(tmp_path, PolicyGradient(steps=3)).run(resume="never")
 
 
@@ -76,3 +77,39 @@ def test_weight_decay_and_betas_of_a_resumed_run_are_those_that_it_was_given(tmp
     loop.run()
     group = loop.updater.optimizer.param_groups[0]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.5, 0.6))
+
+
+def test_files_with_common_names_do_not_make_a_folder_a_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("lr: 1\n")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"has checkpoints, config.yaml but is no run of genrl"):
+        claim_run_dir(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "config.yaml"]  # no trace is left
+
+
+def test_incomplete_generators_and_prompts_are_refused_before_the_run(tmp_path):
+    class NoSave:
+        def __getattr__(self, name):
+            if name in ("save_pretrained", "reference"):
+                raise AttributeError(name)
+            return getattr(toy.ToyGenerator(), name)
+
+    class Prompts:
+        train, held_out = toy.ToyPrompts().train, []
+
+    for changes, message in [
+        ({"generator": NoSave()}, "NoSave has no reference, save_pretrained"),
+        ({"prompts": Prompts()}, r"prompts.held_out of Prompts must be a list"),
+    ]:
+        with pytest.raises(SetupError, match=message):
+            toy.make_loop(tmp_path / "run", PolicyGradient(steps=3), **changes).run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_keeps_its_configuration_when_it_is_started_again(tmp_path):
+    first, second = {"algorithm": {"steps": 3}}, {"algorithm": {"steps": 4}}
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"iterations": 1}, config=first).run()
+    before = (tmp_path / "config.yaml").read_text()
+    toy.make_loop(tmp_path, PolicyGradient(steps=4), trainer={"iterations": 1}, config=second).run()
+    assert (tmp_path / "config.yaml").read_text() == before
+    assert toy.rows(tmp_path, "event") == []

@@ -28,13 +28,13 @@ RUNS = {
 
 
 class FailsOnOne(toy.HalfBrightness):
-    """Raises on the last process in the second iteration."""
+    """Raises on the last process in the second iteration; evaluations are scored by the first process alone."""
 
     calls = 0
 
     def __call__(self, media, prompts, metadata):
         self.calls += 1
-        if self.calls == 3 and int(os.environ.get("RANK", 0)) == 1:
+        if self.calls == 2 and int(os.environ.get("RANK", 0)) == 1:
             raise OSError("the reward server is gone")
         return super().__call__(media, prompts, metadata)
 
