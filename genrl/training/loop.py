@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from genrl.algorithms.base import Algorithm
 from genrl.diffusion import NonFiniteError
@@ -38,6 +35,7 @@ from genrl.training.errors import SetupError, TrainingError
 from genrl.training.evaluation import SampleSet, deterministic_sampler, measure, sample_set, save_image
 from genrl.training.logging import RunWriter
 from genrl.training.monitor import Monitor
+from genrl.training.processes import make_accelerator
 from genrl.training.progress import announce_resume, training_progress
 from genrl.training.run_dir import check_parts, claim_run_dir, prepare_run_dir, save_config
 from genrl.training.run_files import Summary, describe_run, dry_run_table, write_summary
@@ -95,29 +93,8 @@ class Loop:
 
     def setup(self) -> None:
         """Processes, base model, rewards, optimizer; everything that can fail before compute is spent does so here."""
-        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
-
         settings = self.trainer
-        if settings.cpu_threads is not None:
-            torch.set_num_threads(settings.cpu_threads)
-        if settings.mixed_precision == "fp16" and (settings.device == "cpu" or not torch.cuda.is_available()):
-            raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
-        # Other processes wait for the slowest reward, and for the one that trains a base.
-        patience = InitProcessGroupKwargs(timeout=timedelta(seconds=max(3600.0, 2 * settings.reward_timeout)))
-        ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
-        # Without CUDA, accelerate joins the processes of torchrun only when it is told to use the CPU.
-        cpu = settings.device == "cpu" or not torch.cuda.is_available()
-        self.accelerator = Accelerator(
-            mixed_precision=settings.mixed_precision, cpu=cpu, kwargs_handlers=[ddp, patience]
-        )
-        if settings.device == "cuda" and self.accelerator.device.type != "cuda":
-            raise SetupError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
-        if settings.processes is not None and settings.processes != self.accelerator.num_processes:
-            raise SetupError(
-                f"trainer.processes = {settings.processes}, but {self.accelerator.num_processes} process(es) were "
-                f"started; launch with `torchrun --nproc_per_node {settings.processes} -m genrl train ...` "
-                "(`accelerate launch --cpu` starts only one)"
-            )
+        self.accelerator = make_accelerator(settings)
         self.device = self.accelerator.device
         check_parts(self.generator, self.prompts)
         if not any(self.reward.weights.values()):
