@@ -35,7 +35,7 @@ def cached_folder(
         make: called with the temporary folder.
         cache_dir: see `cache_root`.
     """
-    from filelock import FileLock  # a dependency of torch
+    from filelock import FileLock
 
     text = json.dumps(config, sort_keys=True)
     root = cache_root(cache_dir)

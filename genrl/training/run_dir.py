@@ -51,7 +51,7 @@ def claim_run_dir(run_dir: Path) -> Any:
         OSError: when the directory cannot be written.
         ValueError: when another run is writing into it, or it holds files that no run wrote.
     """
-    from filelock import FileLock, Timeout  # a dependency of torch
+    from filelock import FileLock, Timeout
 
     _refuse_foreign_files(run_dir)
     try:
