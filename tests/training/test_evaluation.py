@@ -10,9 +10,11 @@ import yaml
 from genrl.algorithms import PolicyGradient
 from genrl.config import build, load_config
 from genrl.diffusion import FlowSDE, Sampler, Schedule
+from genrl.prompts import Prompt
 from genrl.training import Loop
 from genrl.training.evaluation import (
     ROWS_PER_PROMPT,
+    SampleSet,
     deterministic_sampler,
     evaluate_run,
     image_grid,
@@ -269,3 +271,34 @@ def test_the_last_evaluation_of_a_run_is_of_the_loop_that_made_it(tmp_path):
     summary = loop.run()
     samples = draw(loop.generator, deterministic_sampler(loop.generator, 2), per_prompt=3, seed=1234)
     assert summary.after["eval/reward"] == measure(samples, loop.reward, {})["reward"]
+
+
+def test_an_interval_stays_within_the_range_that_a_reward_declares():
+    values = torch.tensor([0.9, 1.0, 1.0, 0.95])
+    free, bounded = interval("x", values), interval("x", values, (0.0, 1.0))
+    assert free["x_high"] > 1 and bounded["x_high"] == 1.0 and bounded["x_low"] == free["x_low"]
+
+
+def test_evaluation_uses_the_shift_of_the_grid_that_was_trained_on(tmp_path, monkeypatch):
+    seen = []
+
+    def record(generator, steps, shift):
+        seen.append((steps, shift))
+        return deterministic_sampler(generator, steps, shift)
+
+    monkeypatch.setattr("genrl.training.loop.deterministic_sampler", record)
+    toy.make_loop(tmp_path, PolicyGradient(steps=3, shift=3.0), trainer={"iterations": 1}).run()
+    assert seen and {shift for _, shift in seen} == {3.0}
+
+
+def test_a_reward_is_given_no_more_than_a_batch_at_once():
+    sizes = []
+
+    def reward(media, prompts, metadata):
+        sizes.append(len(media))
+        return media.flatten(1).mean(1)
+
+    media = torch.rand(7, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    samples = SampleSet(media, [Prompt("p", {})] * 7, 7)
+    whole, parts = measure(samples, reward, {}), measure(samples, reward, {}, batch=3)
+    assert sizes == [7, 3, 3, 1] and parts["reward"] == pytest.approx(whole["reward"], rel=1e-6)

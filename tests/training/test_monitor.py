@@ -133,3 +133,10 @@ def test_a_run_that_collapses_stops_keeps_its_best_checkpoint_and_says_so(tmp_pa
     assert (summary.status, summary.iteration, summary.best_iteration) == ("collapsed", 3, 1)
     assert load_state(find_checkpoint(tmp_path, "best"))["iteration"] == 1
     assert any("stopping" in r["message"] for r in toy.rows(tmp_path, "event"))
+
+
+def test_an_evaluation_without_a_score_is_said_once():
+    monitor = Monitor(0.05)
+    found = [monitor.after_evaluation(i, {"eval/reward": math.nan}) for i in range(2)]
+    assert ["no held-out sample was scored" in " ".join(messages) for _, messages, _ in found] == [True, False]
+    assert [best for best, _, _ in found] == [False, False]
