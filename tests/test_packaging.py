@@ -16,7 +16,7 @@ import genrl
 
 ROOT = Path(__file__).resolve().parent.parent
 # Top-level folders that are subpackages of genrl.
-MAPPED = {"genrl.rewards": "rewards"}
+MAPPED = {"genrl.envs": "envs", "genrl.policies": "policies", "genrl.rewards": "rewards"}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # built from a copy, so that no build folder appears in the tree
     source.mkdir()
-    for name in ("genrl", "rewards", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("genrl", "envs", "policies", "rewards", "pyproject.toml", "README.md", "LICENSE"):
         subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
@@ -95,5 +95,10 @@ def test_metadata_says_licence_scripts_and_extras(wheel):
 
 def test_every_package_is_listed():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "genrl").rglob("__init__.py")}
-    assert listed == found | set(MAPPED)
+    roots = {"genrl": ROOT / "genrl", **{name: ROOT / folder for name, folder in MAPPED.items()}}
+    found = {
+        ".".join((name, *path.parent.relative_to(root).parts))
+        for name, root in roots.items()
+        for path in root.rglob("__init__.py")
+    }
+    assert listed == found

@@ -1,0 +1,1 @@
+"""Environments, demonstrations of scripted experts and honest evaluation of policies."""

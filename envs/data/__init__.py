@@ -1,0 +1,1 @@
+"""Demonstrations of many formats as one data set of action chunks."""
