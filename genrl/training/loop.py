@@ -7,48 +7,30 @@ micro-batches and processes and makes sure that nothing is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from genrl.algorithms.base import Algorithm
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
 from genrl.prompts import PromptSource
-from genrl.report.data import read_metrics
 from genrl.rewards import as_compose
-from genrl.training.checkpoint import (
-    DISK_PROBLEMS,
-    CheckpointError,
-    any_problem,
-    broadcast,
-    disk_problem,
-    list_checkpoints,
-    load_state,
-    restore_rng,
-    save_checkpoint,
-    step_name,
-)
+from genrl.training.checkpoint import broadcast
 from genrl.training.collector import Collected, Collector
 from genrl.training.ema import change_norm
-from genrl.training.errors import SetupError, TrainingError
+from genrl.training.errors import SetupError
 from genrl.training.evaluation import SampleSet, deterministic_sampler, measure, sample_set, save_image
-from genrl.training.logging import RunWriter
+from genrl.training.generator_facts import describe, dry_run_table, gauge_references
 from genrl.training.monitor import Monitor
-from genrl.training.processes import make_accelerator
-from genrl.training.progress import announce_resume, training_progress
-from genrl.training.run_dir import check_parts, claim_run_dir, prepare_run_dir, save_config
-from genrl.training.run_files import Summary, describe_run, dry_run_table, write_summary
+from genrl.training.run import Run
+from genrl.training.run_dir import check_parts
 from genrl.training.scoring import RewardWorker
-from genrl.training.seeding import Layout, seed_everything
+from genrl.training.seeding import Layout
 from genrl.training.settings import EvaluationSettings, TrainerSettings
-from genrl.training.stopping import StopRequest
 from genrl.training.updater import Updater
 
-T = TypeVar("T")
 
-
-class Loop:
+class Loop(Run):
     """Fine-tunes a generator against a reward.
 
     Args:
@@ -60,6 +42,11 @@ class Loop:
         trainer, evaluation: settings.
         config: the complete configuration, stored with the run.
     """
+
+    trainer: TrainerSettings
+    evaluation: EvaluationSettings
+    measured_on = "measured on held-out prompts"
+    hint_unchanged = "check that rewards are scored (not NaN) and differ within a group"
 
     def __init__(
         self,
@@ -74,32 +61,23 @@ class Loop:
         evaluation: EvaluationSettings | None = None,
         config: dict[str, Any] | None = None,
     ):
-        self.name, self.run_dir, self.seed = name, Path(run_dir), seed
+        trainer = TrainerSettings() if trainer is None else trainer
+        evaluation = EvaluationSettings() if evaluation is None else evaluation
+        super().__init__(name, run_dir, seed, trainer, evaluation, config)
         self.generator, self.prompts, self.algorithm = generator, prompts, algorithm
         self.reward = as_compose(reward)
-        self.trainer = TrainerSettings() if trainer is None else trainer
-        self.evaluation = EvaluationSettings() if evaluation is None else evaluation
-        self.config = config
         self.collector = Collector(generator, algorithm, prompts, self.reward, self.trainer, seed)
-        self.updater = Updater(generator, algorithm, self.trainer)
-        self.iteration = 0  # completed iterations
-        self.seconds = 0.0  # that iterations of earlier processes of this run took
-        self.cost = 0.0  # forward-equivalents so far: a backward counts two
-        self.evaluated = -1  # iteration of the last evaluation
-        self._stop = ""
-        self._request = StopRequest()
+        self.optimization = self.updater = Updater(generator, algorithm, trainer)
 
     # ---------------------------------------------------------------------------------------------- set-up
 
     def setup(self) -> None:
         """Processes, base model, rewards, optimizer; everything that can fail before compute is spent does so here."""
+        super().setup()
         settings = self.trainer
-        self.accelerator = make_accelerator(settings)
-        self.device = self.accelerator.device
         check_parts(self.generator, self.prompts)
         if not any(self.reward.weights.values()):
             raise SetupError("every reward has weight 0; give one of them a weight to optimise it")
-        seed_everything(self.seed, self.accelerator.process_index)
         self.layout = Layout(
             settings.prompts_per_iteration,
             settings.group_size,
@@ -126,140 +104,15 @@ class Loop:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
+        self.worker = RewardWorker(self.reward, self.trainer.reward_timeout, self.device)
 
-    # ------------------------------------------------------------------------------------------------ running
+    # --------------------------------------------------------------------------------------------- iterations
 
-    def run(self, resume: str = "auto") -> Summary:
-        """Train.
-
-        Args:
-            resume: ``"auto"`` goes on from the last checkpoint in the run directory if there is one, ``"never"``
-                starts anew, ``"require"`` fails without one.
-
-        Raises:
-            RewardError: a reward failed; a checkpoint of the last complete iteration was saved before.
-            CheckpointError: a checkpoint could not be written or read.
-            TrainingError: numbers stopped being finite, or the clip range lies under the numerical noise.
-        """
-        self.began = time.time()
-        try:
-            self.setup()
-        except ValueError as error:
-            raise SetupError(str(error)) from error
-        main = self._request.announce = self.accelerator.is_main_process
-        lock, changes, problem = None, [], ""
-        if main:
-            try:
-                lock = claim_run_dir(self.run_dir)
-                changes = prepare_run_dir(self.run_dir, self.config, resume)
-            except (OSError, ValueError) as error:
-                problem = str(error)
-        problem = any_problem(self.accelerator, problem)
-        try:
-            if problem:
-                raise SetupError(problem)
-            return self._run(resume, changes)
-        finally:
-            if lock is not None:
-                lock.release()
-
-    def _run(self, resume: str, changes: list[str]) -> Summary:
-        main = self.accelerator.is_main_process
-        self.prepare()
-        found = list_checkpoints(self.run_dir) if resume != "never" else []
-        if found:
-            self._load(found[-1][1])
-            rows = [row for row in read_metrics(self.run_dir) if row["kind"] == "train"]
-            self.seconds = sum(row["time/iteration"] for row in rows if row["iteration"] <= self.iteration)
-        goes_on = self.iteration < self.trainer.iterations
-        if main and (goes_on or not found):
-            save_config(self.run_dir, self.config)
-        keep = self.iteration if found else None
-        self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main)
-        if main:
-            describe_run(self)
-            if changes and goes_on:
-                self._event(f"resumed with changed settings: {'; '.join(changes)}")
-            if found:
-                announce_resume(self)
-        self.worker = worker = RewardWorker(self.reward, self.trainer.reward_timeout, self.device)
-        status = "failed"
-        try:
-            with self._request.listening(), training_progress(self) as show:
-                self._look()
-                self._agree_to_stop()
-                while self.iteration < self.trainer.iterations and not self._stop:
-                    self._guarded_iteration(worker)
-                    show(self)
-                    self._look()
-                    self._agree_to_stop()
-                    every = self.trainer.checkpoint_every
-                    done = self.iteration >= self.trainer.iterations
-                    if done or self._stop or (every and self.iteration % every == 0):
-                        self.save()
-            status = self._stop or "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
-            raise
-        except OSError as error:
-            if error.errno in DISK_PROBLEMS:
-                raise disk_problem(self.run_dir, error) from error
-            raise
-        finally:
-            worker.close()
-            summary = self._close(status, self.seconds + time.time() - self.began)
-        return summary
-
-    def _close(self, status: str, seconds: float) -> Summary:
-        """Write the summary; a disk that is full does not hide what went wrong before."""
-        summary = Summary.of(self, status, seconds)
-        try:
-            self.writer.close()
-            if self.accelerator.is_main_process:
-                write_summary(self, summary)
-        except OSError as error:
-            print(f"the summary of {self.run_dir} could not be written: {error}")
-        return summary
-
-    def _look(self) -> None:
-        """Evaluate or draw a preview when this iteration is due for it."""
-        if self.evaluated == self.iteration:
-            return
-        done = self.iteration >= self.trainer.iterations
-        every, preview = self.evaluation.every, self.trainer.preview_every
-        if done or self.iteration == 0 or (every and self.iteration % every == 0):
-            self._evaluate(first=self.iteration == 0, last=done)
-        elif preview and self.iteration % preview == 0:
-            self._preview()
-
-    def _guarded_iteration(self, worker: RewardWorker) -> None:
+    def _iterate(self) -> None:
         """An iteration; when it cannot be completed, the state before it is saved first."""
-        self._iterate(self._saving(lambda: self.collector.sample(worker, self.iteration)))
+        self._train(self._saving(lambda: self.collector.sample(self.worker, self.iteration)))
 
-    def _saving(self, work: Callable[[], T]) -> T:
-        """The result of work that communicates nothing and moves no weights.
-
-        When it fails on any process, all of them save the last completed iteration and stop.
-        """
-        error: Exception | None = None
-        try:
-            result = work()
-        except Exception as caught:
-            error = caught
-        problem = any_problem(self.accelerator, "" if error is None else str(error) or repr(error))
-        if problem:
-            try:
-                self._save_before_failing()
-            except CheckpointError as second:
-                raise TrainingError(f"{problem}\nBesides, {second}") from error
-            raise error if error is not None else TrainingError(f"another process failed: {problem}")
-        return result
-
-    def _save_before_failing(self) -> None:
-        if self.iteration and not any(i == self.iteration for i, _ in list_checkpoints(self.run_dir)):
-            self.save()
-
-    def _iterate(self, collected: Collected) -> None:
+    def _train(self, collected: Collected) -> None:
         began, before = time.perf_counter(), self.updater.updates
         rollout, weights, metrics = self.collector.advantages(collected)
         try:
@@ -278,12 +131,6 @@ class Loop:
         self.writer.write("train", self.iteration, {**metrics, **times})
         for message in self.monitor.after_iteration(metrics):
             self._event(message)
-
-    def _event(self, message: str) -> None:
-        event, level = ("alarm", "warning") if message.startswith("alarm") else ("note", "info")
-        self.writer.write("event", self.iteration, {"event": event, "level": level, "message": message})
-        if self.accelerator.is_main_process:
-            print(f"iteration {self.iteration}: {message}")
 
     # ------------------------------------------------------------------------------- evaluation, checkpoints
 
@@ -343,47 +190,38 @@ class Loop:
             accelerator=self.accelerator,
         )
 
-    def save(self, name: str | None = None) -> Path:
-        """Write a checkpoint of the completed iterations."""
-        state = {
-            "iteration": self.iteration,
-            "cost": self.cost,
-            "evaluated": self.evaluated,
-            **self.updater.state_dict(),
-            "algorithm": self.algorithm.state_dict(),
-            "monitor": self.monitor.state_dict(),
-        }
-        keep = self.trainer.keep_checkpoints if name is None else None
-        name = step_name(self.iteration) if name is None else name
+    # ------------------------------------------------------------------------------------- state, description
 
-        def export(folder: Path) -> None:  # what is exported is what was evaluated
-            # The state above holds the live weights by reference, so the average takes their place only here.
-            with self.updater.evaluated_weights():
-                self.generator.save_pretrained(folder)
+    def export(self, folder: Path) -> None:
+        self.generator.save_pretrained(folder)
 
-        return save_checkpoint(self.run_dir, name, state, export, self.accelerator, keep)
+    def state(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm.state_dict(), "monitor": self.monitor.state_dict()}
 
-    def _load(self, folder: Path) -> None:
-        state = load_state(folder)
-        try:
-            self.updater.load_state_dict(state)
-            self.algorithm.load_state_dict(state["algorithm"])
-            self.monitor.load_state_dict(state["monitor"])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder} does not fit this configuration: {error}. Resume with the settings that it was written "
-                "with, or start anew with --resume never"
-            ) from error
-        self.iteration, self.cost, self.evaluated = state["iteration"], state["cost"], state["evaluated"]
-        restore_rng(folder, self.accelerator.process_index)
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.monitor.load_state_dict(state["monitor"])
 
-    # ------------------------------------------------------------------------------------- stopping, progress
+    def best_iteration(self) -> int:
+        return self.monitor.best_iteration
 
-    def _agree_to_stop(self) -> None:
-        """Take over a request to stop, on every process at the same iteration."""
-        self._stop = any_problem(self.accelerator, self._stop or self._request.reason)
+    def describe(self) -> dict[str, Any]:
+        return describe(self)
+
+    def reference(self) -> dict[str, float]:
+        return gauge_references(self.evaluation.gauges)
+
+    def summary_sections(self) -> list[tuple[str, str, set[str]]]:
+        own = self.algorithm.train_sampler()
+        only = {"reward"} if len(self.reward.rewards) == 1 else set()  # the sum of one reward is that reward
+        return [
+            ("eval/", f"deterministic sampler, {self.evaluation.steps} steps", only),
+            ("eval_train_sampler/", f"sampler of training, {type(own.kernel).__name__} {own.n_steps} steps", only),
+        ]
+
+    def _release(self) -> None:
+        self.worker.close()
 
     def dry_run(self) -> dict[str, Any]:
-        """Build everything, measure sizes, train nothing."""
         self.setup()
         return dry_run_table(self)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from genrl.training.errors import SetupError
-from genrl.training.settings import TrainerSettings
+from genrl.training.settings import RunSettings
 
 
-def make_accelerator(settings: TrainerSettings) -> Any:
+def make_accelerator(settings: RunSettings) -> Any:
     """Join the processes that a launcher started.
 
     Raises:

@@ -10,48 +10,54 @@ from typing import TYPE_CHECKING, Any
 from genrl.progress import progress_columns
 
 if TYPE_CHECKING:
-    from genrl.training.loop import Loop
+    from genrl.training.run import Run
     from genrl.training.run_files import Summary
 
 _HIDDEN = ("_low", "_high")
 
 
 @contextmanager
-def training_progress(loop: Loop) -> Iterator[Callable[[Any], None]]:
+def training_progress(run: Run) -> Iterator[Callable[[Any], None]]:
     """A bar on a terminal, a line now and then elsewhere; only on the main process."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
     console = Console(stderr=True)
-    main, total = loop.accelerator.is_main_process, loop.trainer.iterations
+    main, total = run.accelerator.is_main_process, run.trainer.iterations
     live = main and console.is_terminal
     columns = (*progress_columns(), TextColumn("{task.fields[note]}"))
     every = max(1, total // 20)
     with Progress(*columns, console=console, disable=not live) as bar:
-        task = bar.add_task(loop.name, total=total, completed=loop.iteration, note="")
+        task = bar.add_task(run.name, total=total, completed=run.iteration, note="")
 
-        def show(current: Loop) -> None:
+        def show(current: Run) -> None:
             note = _note(current.last)
             bar.update(task, completed=current.iteration, note=note)
-            if main and not live and (current.iteration % every == 0 or current.iteration == total):
+            due = current.iteration // every > (current.iteration - current.stride) // every
+            if main and not live and (due or current.iteration == total):
                 console.print(f"{current.name} {current.iteration}/{total} {note}", highlight=False, soft_wrap=True)
 
         yield show
 
 
-def announce_resume(loop: Loop) -> None:
+def announce_resume(run: Run) -> None:
     """Say that a run goes on, or that there is nothing left to do."""
-    print(f"{loop.run_dir}: going on from iteration {loop.iteration} of {loop.trainer.iterations}")
-    if loop.iteration >= loop.trainer.iterations:
+    print(f"{run.run_dir}: going on from iteration {run.iteration} of {run.trainer.iterations}")
+    if run.iteration >= run.trainer.iterations:
         print("it is finished, so nothing is changed; raise trainer.iterations, or begin anew with --resume never")
 
 
 def _note(metrics: Mapping[str, float]) -> str:
-    names = [("reward", "reward/total"), ("clipped", "ratio/clip_fraction"), ("grad", "grad/norm")]
+    names = [
+        ("reward", "reward/total"),
+        ("clipped", "ratio/clip_fraction"),
+        ("loss", "loss/policy"),
+        ("grad", "grad/norm"),
+    ]
     return "  ".join(f"{label} {metrics[name]:.3f}" for label, name in names if name in metrics)
 
 
-def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
+def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
     """Before and after with 95 % intervals, for the deterministic and the training sampler."""
     from rich.console import Console
     from rich.table import Table
@@ -61,17 +67,11 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
         console = Console(highlight=False, width=120)  # a log file has room for the intervals
     table = Table(title=f"{summary.name}: {summary.status} after {summary.iteration} iterations", title_justify="left")
     last = f"iteration {summary.after['iteration']}" if summary.after else "not evaluated again"
-    for heading in ("measured on held-out prompts", "before", last, "real data"):
-        table.add_column(heading, justify="left" if heading.startswith("measured") else "right")
-    steps = loop.evaluation.steps
-    own = loop.algorithm.train_sampler()
-    for prefix, title in [
-        ("eval/", f"deterministic sampler, {steps} steps"),
-        ("eval_train_sampler/", f"sampler of training, {type(own.kernel).__name__} {own.n_steps} steps"),
-    ]:
+    for heading in (run.measured_on, "before", last, "real data"):
+        table.add_column(heading, justify="left" if heading == run.measured_on else "right")
+    for prefix, title, hidden in run.summary_sections():
         rows = [k for k in summary.before if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
-        if len(loop.reward.rewards) == 1:  # the sum of one reward is that reward
-            rows = [k for k in rows if k != f"{prefix}reward"]
+        rows = [k for k in rows if k.removeprefix(prefix) not in hidden]
         if not rows:
             continue
         table.add_row(f"[bold]{title}[/bold]", "", "", "")
@@ -91,7 +91,7 @@ def print_summary(loop: Loop, summary: Summary, report: Path | None) -> None:
     )
     if summary.status == "finished" and summary.weight_change == 0:
         console.print(
-            "[red]The weights did not change: check that rewards are scored (not NaN) and differ within a group.[/red]"
+            f"[red]The weights did not change: {run.hint_unchanged}.[/red]"
         )
     if summary.status in ("interrupted", "failed", "collapsed"):
         start = f"go on from iteration {summary.resumes_from}" if summary.resumes_from else "begin anew (no checkpoint)"

@@ -7,38 +7,29 @@ from typing import Any, Literal
 
 
 @dataclass
-class TrainerSettings:
-    """The training loop.
+class RunSettings:
+    """What every run can set, whatever it trains.
 
     Args:
-        iterations: roll-out + update rounds.
-        prompts_per_iteration: P, different prompts in a round, over all processes.
-        group_size: G, samples per prompt.
-        rollout_batch: samples drawn in one network call per process; None draws all at once. With several batches the
-            rewards of one are computed while the next is drawn.
+        iterations: length of the run.
         learning_rate: AdamW step size.
         weight_decay: AdamW decoupled weight decay.
         betas: AdamW moment decays.
         max_grad_norm: gradient norm above which gradients are scaled down.
         warmup_updates: optimizer updates over which the learning rate rises linearly from 0.
-        mixed_precision: network arithmetic; log-ratios, means and losses stay in float32.
+        mixed_precision: network arithmetic.
         ema_decay: decay of an exponential moving average of the weights, which evaluation then uses; None for none.
         checkpoint_every: iterations between two checkpoints; 0 saves only at the end and when stopped.
         keep_checkpoints: number of most recent checkpoints to keep.
-        preview_every: iterations between two image grids; 0 draws only the first and the last.
-        reward_timeout: seconds that the rewards of one batch may take before the run stops.
+        preview_every: iterations between two previews; 0 draws only the first and the last.
+        reward_timeout: seconds that processes wait for each other at the least.
         processes: number of processes that this run must have; a launcher that started fewer is then an error.
         device: ``"auto"`` (CUDA when there is one), ``"cpu"`` or ``"cuda"``.
         cpu_threads: torch threads; 1 is fastest for small networks when other programs run.
-        allow_small_clip: go on although the clip range is below the measured first-step log-ratio gap.
-        collapse_fraction: stop when the evaluated reward falls below this share of its best value; None never stops.
         tensorboard: also write TensorBoard events.
     """
 
     iterations: int = 30
-    prompts_per_iteration: int = 8
-    group_size: int = 12
-    rollout_batch: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -53,15 +44,11 @@ class TrainerSettings:
     processes: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     cpu_threads: int | None = None
-    allow_small_clip: bool = False
-    collapse_fraction: float | None = None
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
         for name, low in [
             ("iterations", 1),
-            ("prompts_per_iteration", 1),
-            ("group_size", 1),
             ("checkpoint_every", 0),
             ("keep_checkpoints", 1),
             ("preview_every", 0),
@@ -69,12 +56,7 @@ class TrainerSettings:
         ]:
             if getattr(self, name) < low:
                 raise ValueError(f"trainer.{name} = {getattr(self, name)} is too small; the least is {low}")
-        if self.prompts_per_iteration * self.group_size > 10_000_000:
-            raise ValueError(
-                f"trainer.prompts_per_iteration x group_size is {self.prompts_per_iteration} x {self.group_size} "
-                "samples an iteration; at most 10 million are allowed"
-            )
-        for name in ("rollout_batch", "cpu_threads", "processes"):
+        for name in ("cpu_threads", "processes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"trainer.{name} = {value} is too small; the least is 1, and null leaves it open")
@@ -82,16 +64,58 @@ class TrainerSettings:
             raise ValueError(f"trainer.weight_decay = {self.weight_decay} must not be negative")
         if not all(0 <= float(beta) < 1 for beta in self.betas) or len(self.betas) != 2:
             raise ValueError(f"trainer.betas = {list(self.betas)} must be two numbers in [0, 1)")
-        if self.collapse_fraction is not None and not 0 < self.collapse_fraction < 1:
-            raise ValueError(
-                f"trainer.collapse_fraction = {self.collapse_fraction} must lie in (0, 1); null never stops"
-            )
         for name in ("learning_rate", "max_grad_norm", "reward_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"trainer.{name} = {getattr(self, name)} must be positive")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"trainer.ema_decay = {self.ema_decay} must lie in [0, 1); null switches the average off")
         self.betas = (float(self.betas[0]), float(self.betas[1]))
+
+    def learning_rate_factor(self, updates: int) -> float:
+        """The share of `learning_rate` that the update after `updates` updates uses."""
+        return min(1.0, (updates + 1) / self.warmup_updates) if self.warmup_updates else 1.0
+
+
+@dataclass
+class TrainerSettings(RunSettings):
+    """The training loop of generators; log-ratios, means and losses stay in float32 under mixed precision.
+
+    Args:
+        iterations: roll-out + update rounds.
+        prompts_per_iteration: P, different prompts in a round, over all processes.
+        group_size: G, samples per prompt.
+        rollout_batch: samples drawn in one network call per process; None draws all at once. With several batches the
+            rewards of one are computed while the next is drawn.
+        preview_every: iterations between two image grids; 0 draws only the first and the last.
+        reward_timeout: seconds that the rewards of one batch may take before the run stops.
+        allow_small_clip: go on although the clip range is below the measured first-step log-ratio gap.
+        collapse_fraction: stop when the evaluated reward falls below this share of its best value; None never stops.
+    """
+
+    prompts_per_iteration: int = 8
+    group_size: int = 12
+    rollout_batch: int | None = None
+    allow_small_clip: bool = False
+    collapse_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prompts_per_iteration", "group_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"trainer.{name} = {getattr(self, name)} is too small; the least is 1")
+        if self.prompts_per_iteration * self.group_size > 10_000_000:
+            raise ValueError(
+                f"trainer.prompts_per_iteration x group_size is {self.prompts_per_iteration} x {self.group_size} "
+                "samples an iteration; at most 10 million are allowed"
+            )
+        if self.rollout_batch is not None and self.rollout_batch < 1:
+            raise ValueError(
+                f"trainer.rollout_batch = {self.rollout_batch} is too small; the least is 1, and null leaves it open"
+            )
+        if self.collapse_fraction is not None and not 0 < self.collapse_fraction < 1:
+            raise ValueError(
+                f"trainer.collapse_fraction = {self.collapse_fraction} must lie in (0, 1); null never stops"
+            )
 
 
 @dataclass

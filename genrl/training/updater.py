@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from genrl.algorithms.base import Algorithm, Batch, Rollout, Unit, chunked
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
-from genrl.training.ema import EMA
 from genrl.training.errors import TrainingError
 from genrl.training.logging import Meter
 from genrl.training.monitor import Monitor
+from genrl.training.optimization import Optimization
 from genrl.training.seeding import Layout
 from genrl.training.settings import TrainerSettings
 
-MAX_SKIPPED = 25  # halvings of the initial scale of 65,536, with room to spare
 
-
-class Updater:
+class Updater(Optimization):
     """Turns the roll-outs of an iteration into optimizer updates.
 
     Args:
@@ -31,14 +29,10 @@ class Updater:
         settings: of the trainer.
     """
 
-    parameters: list[nn.Parameter]
-    optimizer: Any
-    ema: EMA | None
-
     def __init__(self, generator: Generator, algorithm: Algorithm, settings: TrainerSettings):
-        self.generator, self.algorithm, self.settings = generator, algorithm, settings
-        self.updates = 0
-        self.skipped = 0  # steps in a row that a gradient scaler skipped
+        super().__init__(settings, lambda: generator.state_dict(), lambda state: generator.load_state_dict(state))
+        self.generator, self.algorithm = generator, algorithm
+        self.allow_small_clip = settings.allow_small_clip
 
     def prepare(self, accelerator: Any, layout: Layout) -> None:
         """Make the optimizer and hand the network to the accelerator.
@@ -46,24 +40,11 @@ class Updater:
         Raises:
             TrainingError: when trainable weights are not float32, or a dropout layer is active.
         """
-        self.accelerator, self.layout = accelerator, layout
+        self.layout = layout
         _refuse_dropout(self.generator.module)
-        self.parameters = self.generator.trainable()
-        wrong = [p.dtype for p in self.parameters if p.dtype != torch.float32]
-        if wrong:
-            raise TrainingError(f"trainable weights must be float32 (mixed precision is a setting), found {wrong[0]}")
-        self.start = [p.detach().cpu().clone() for p in self.parameters]
-        settings = self.settings
-        optimizer = torch.optim.AdamW(
-            self.parameters, settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        optimizer = self.start_from(accelerator, self.generator.trainable())
         self.generator.module, self.optimizer = accelerator.prepare(self.generator.module, optimizer)
         self.generator.module.eval()
-        self.ema = None if settings.ema_decay is None else EMA(self.parameters, settings.ema_decay)
-
-    def evaluated_weights(self) -> AbstractContextManager[None]:
-        """Inside it, the network has the weights that are evaluated and exported: the average when there is one."""
-        return nullcontext() if self.ema is None else self.ema.active()
 
     def run(self, rollout: Rollout, batch: Batch, weights: Tensor) -> tuple[dict[str, float], float]:
         """All updates of an iteration.
@@ -150,56 +131,11 @@ class Updater:
         common.add({"loss/total": total})
         return sum(len(range(*part.indices(len(minibatch)))) * len(unit) for part, unit in work)
 
-    def step(self) -> Tensor:
-        """Clip, check, step, average; returns the gradient norm before clipping.
-
-        Raises:
-            NonFiniteError: when the norm is inf or NaN; the weights are as before this update.
-        """
-        norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
-        # A gradient scaler skips such a step by itself and lowers its scale.
-        if self.accelerator.scaler is None and not bool(torch.isfinite(norm)):
-            self.optimizer.zero_grad()
-            raise NonFiniteError(
-                f"the gradient norm is {float(norm)} in update {self.updates + 1}; the weights were not changed by it. "
-                "Lower trainer.learning_rate, or use mixed_precision no or bf16"
-            )
-        if not bool(norm):
-            # Nothing was learnt (no reward, or no spread in any group), so neither momentum nor weight decay may move
-            # the weights.
-            self.optimizer.zero_grad()
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.update()  # it was told of the gradients when they were clipped
-            return norm.detach()
-        warmup = self.settings.warmup_updates
-        factor = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * factor
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.optimizer.step_was_skipped:
-            self._count_skipped()
-            return norm.detach()
-        self.skipped = 0
-        self.updates += 1
-        if self.ema is not None:
-            self.ema.step()
-        return norm.detach()
-
-    def _count_skipped(self) -> None:
-        """A scaler skips a few steps while it finds its scale; more in a row means that gradients are never finite."""
-        self.skipped += 1
-        if self.skipped >= MAX_SKIPPED:
-            raise NonFiniteError(
-                f"the gradient scaler skipped {self.skipped} updates in a row: gradients are not finite at any scale; "
-                "use mixed_precision bf16 or no, or lower trainer.learning_rate"
-            )
-
     def _check_gap(self, first: dict[str, float]) -> None:
         """Refuse a clip range that numerical noise alone would reach."""
         gap = max((v for k, v in first.items() if k.endswith("/gap_max")), default=0.0)
         width = min((v for k, v in first.items() if k.endswith("/clip_width_min")), default=math.inf)
-        if gap <= width or self.settings.allow_small_clip:
+        if gap <= width or self.allow_small_clip:
             return
         self.optimizer.zero_grad()
         raise TrainingError(
@@ -207,35 +143,6 @@ class Updater:
             f"up to {gap:.3g}; numerical noise would be clipped as if it were learning. Widen the clip range, use "
             "anchor: recompute, less reduced precision, or set trainer.allow_small_clip=true"
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, average and counters."""
-        scaler = self.accelerator.scaler
-        return {
-            "updates": self.updates,
-            "weights": {k: v.detach().cpu() for k, v in self.generator.state_dict().items()},
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
-
-        Raises:
-            KeyError, ValueError: when it does not fit.
-        """
-        self.generator.load_state_dict(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # settings of this run, not of the one that saved
-            group["betas"], group["weight_decay"] = self.settings.betas, self.settings.weight_decay
-        if self.accelerator.scaler is not None and state["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        if self.ema is not None:
-            if state["ema"] is None:
-                raise ValueError("it has no moving average, but trainer.ema_decay is set")
-            self.ema.load_state_dict(state["ema"])
-        self.updates = state["updates"]
 
 
 def _first_bad(meter: Meter) -> str:

@@ -101,7 +101,7 @@ def test_a_save_that_fails_does_not_hide_why_it_was_made(tmp_path, monkeypatch):
         raise CheckpointError("could not save step-000002: the disk is full")
 
     loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=At(4, raises), trainer={"checkpoint_every": 0})
-    monkeypatch.setattr("genrl.training.loop.save_checkpoint", refuse)
+    monkeypatch.setattr("genrl.training.run.save_checkpoint", refuse)
     with pytest.raises(TrainingError, match=r"(?s)the reward server is gone.*the disk is full"):
         loop.run()
 
@@ -160,7 +160,7 @@ def test_groups_without_spread_move_nothing_also_not_by_momentum_or_weight_decay
     loop = toy.make_loop(tmp_path, METHODS[method](), reward=Constant(3), trainer={"weight_decay": 0.1})
     moved = []
     original = loop._iterate
-    loop._iterate = lambda *sample: (original(*sample), moved.append(toy.weights(loop).clone()))
+    loop._iterate = lambda: (original(), moved.append(toy.weights(loop).clone()))
     loop.run()
     assert not torch.equal(moved[0], moved[1])
     assert torch.equal(moved[1], moved[2])
@@ -309,16 +309,16 @@ def test_a_disk_that_fills_up_in_mid_run_is_reported_and_the_run_resumes_from_th
         try:
             sys.stdout = sys.stderr = io.StringIO()  # the limit holds for captured output, too
             loop = toy.make_loop(run, algorithm, trainer=settings, evaluation={"every": 1})
-            original = loop._guarded_iteration
+            original = loop._iterate
 
-            def fill(worker):
+            def fill():
                 if loop.iteration == 3:
                     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                     size = {"checkpoint": 8000, "metrics": (run / "metrics.jsonl").stat().st_size + 20, "picture": 50}
                     resource.setrlimit(resource.RLIMIT_FSIZE, (size[victim], size[victim]))
-                original(worker)
+                original()
 
-            loop._guarded_iteration = fill
+            loop._iterate = fill
             if victim == "picture":  # the metrics may still be written
                 RunWriter.write = lambda *_: None
             try:

@@ -6,7 +6,7 @@ import toy
 
 from genrl.algorithms import PolicyGradient
 from genrl.diffusion import NonFiniteError
-from genrl.training import updater
+from genrl.training import optimization
 
 
 def scaled_loop(run_dir, algorithm, **changes):
@@ -42,7 +42,7 @@ def test_a_scaled_run_learns_what_an_unscaled_one_learns(tmp_path):
 
 
 def test_gradients_that_are_never_finite_end_the_run_and_count_as_no_update(tmp_path, monkeypatch):
-    monkeypatch.setattr(updater, "MAX_SKIPPED", 3)
+    monkeypatch.setattr(optimization, "MAX_SKIPPED", 3)
     algorithm = PolicyGradient(steps=3)
     original = algorithm.loss
     algorithm.loss = lambda *arguments: (original(*arguments)[0] * torch.nan, original(*arguments)[1])
