@@ -33,6 +33,8 @@ class VelocityDiT(nn.Module):
         tokens_in_context: see above.
         interval: build the embedding of an interval's end r, see `forward`.
         max_frequency: see `fourier_features`; the low default is for networks that are differentiated in t.
+        guidance: have the learned null condition; without it a vector condition has no weight that plain conditional
+            training leaves untouched.
 
     Raises:
         ValueError: for sizes that do not divide, or two kinds of condition.
@@ -59,6 +61,7 @@ class VelocityDiT(nn.Module):
         tokens_in_context: bool = False,
         interval: bool = False,
         max_frequency: float = 5.0,
+        guidance: bool = True,
     ):
         super().__init__()
         height, width = size
@@ -80,7 +83,7 @@ class VelocityDiT(nn.Module):
 
         self.time = TimeEmbedding(dim, max_frequency=max_frequency)
         self.interval = TimeEmbedding(dim, max_frequency=max_frequency) if interval else None
-        self.condition = _condition(dim, classes, cond_dim, vocabulary)
+        self.condition = _condition(dim, classes, cond_dim, vocabulary, guidance)
         self.context = nn.Parameter(0.02 * torch.randn(max_tokens, dim)) if tokens_in_context else None
         self.input = nn.Linear(patch_dim, dim)
         self.register_buffer("positions", grid_positions(*self.grid, dim), persistent=False)
@@ -117,6 +120,17 @@ class VelocityDiT(nn.Module):
         Raises:
             ValueError: for another shape of x, a missing or superfluous condition, and r without interval=True.
         """
+        return self.features(x, t, cond, r, null)[0]
+
+    def features(
+        self,
+        x: Tensor,
+        t: Tensor,
+        cond: Tensor | None = None,
+        r: Tensor | None = None,
+        null: Tensor | bool | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`forward` and the tokens [B, N, dim] after every block but the last (of a single block: after it)."""
         if tuple(x.shape[1:]) != (self.in_channels, *self.size):
             expected = ", ".join(map(str, (self.in_channels, *self.size)))
             raise ValueError(f"x has shape {tuple(x.shape)}; this network takes [B, {expected}]")
@@ -142,10 +156,12 @@ class VelocityDiT(nn.Module):
                 h = torch.cat([h, embedded + self.context[: embedded.shape[1]]], dim=1)
                 mask = F.pad(real, (tokens, 0), value=True)[:, None, None]  # [B, 1, 1, N + L]
         modulation = self.modulation(F.silu(c))[:, None].chunk(6 * len(self.blocks) + 2, dim=-1)  # of [B, 1, dim]
+        hidden = []
         for index, block in enumerate(self.blocks):
             h = block(h, modulation[6 * index : 6 * index + 6], mask)
+            hidden.append(h[:, :tokens])
         h = _modulate(h[:, :tokens], modulation[-2], modulation[-1])
-        return self._pixels(self.output(h))
+        return self._pixels(self.output(h)), hidden[:-1] or hidden
 
     def _patches(self, x: Tensor) -> Tensor:
         (rows, columns), p = self.grid, self.patch
@@ -207,12 +223,16 @@ class _ClassCondition(nn.Module):
 class _VectorCondition(nn.Module):
     """A linear map of the vector, and a learned vector for the null condition."""
 
-    def __init__(self, dim: int, cond_dim: int):
+    def __init__(self, dim: int, cond_dim: int, guidance: bool):
         super().__init__()
         self.linear = nn.Linear(cond_dim, dim)
-        self.null = nn.Parameter(0.02 * torch.randn(dim))
+        self.null = nn.Parameter(0.02 * torch.randn(dim)) if guidance else None
 
     def forward(self, cond: Tensor | None, null: Tensor | None) -> tuple[Tensor, None]:
+        if self.null is None:
+            if cond is None or null is not None:
+                raise ValueError("this VelocityDiT has no null condition; pass cond, or build it with guidance=True")
+            return self.linear(cond), None
         if cond is None:
             return self.null.expand(len(_all_null(null)), -1), None
         vector = self.linear(cond)  # [B, dim]
@@ -239,11 +259,13 @@ class _TokenCondition(nn.Module):
         return embedded.sum(1), (embedded, real)
 
 
-def _condition(dim: int, classes: int | None, cond_dim: int | None, vocabulary: int | None) -> nn.Module | None:
+def _condition(
+    dim: int, classes: int | None, cond_dim: int | None, vocabulary: int | None, guidance: bool
+) -> nn.Module | None:
     if classes is not None:
         return _ClassCondition(dim, classes)
     if cond_dim is not None:
-        return _VectorCondition(dim, cond_dim)
+        return _VectorCondition(dim, cond_dim, guidance)
     return None if vocabulary is None else _TokenCondition(dim, vocabulary)
 
 

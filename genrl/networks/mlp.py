@@ -63,6 +63,12 @@ class VelocityMLP(nn.Module):
         Raises:
             ValueError: for a wrong size of x or cond, and for r without interval=True.
         """
+        return self.features(x, t, cond, r)[0]
+
+    def features(
+        self, x: Tensor, t: Tensor, cond: Tensor | None = None, r: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`forward` and the hidden vectors [B, width] after every block but the last (of a single block: after it)."""
         h = x.flatten(1)  # [B, x_dim]
         if h.shape[1] != self.x_dim:
             raise ValueError(f"x has {h.shape[1]} elements per row (shape {tuple(x.shape)}); x_dim is {self.x_dim}")
@@ -75,6 +81,8 @@ class VelocityMLP(nn.Module):
         span = interval_input(self.interval, r, t)
         time = time if span is None else time + span
         h = self.input(h) + time
+        hidden = []
         for block in self.blocks:
             h = h + block(h + time)
-        return self.output(h).reshape(x.shape)
+            hidden.append(h)
+        return self.output(h).reshape(x.shape), hidden[:-1] or hidden
