@@ -10,8 +10,8 @@ import toy
 from genrl.algorithms import PolicyGradient
 from genrl.diffusion import CPS, DDIM, AllSteps, FixedWindow, FlowSDE
 from genrl.objectives import FlowDPPO, Guard, PPOClip, Reinforce
-from genrl.training.logging import Meter
 from genrl.training.errors import TrainingError
+from genrl.training.logging import Meter
 from genrl.training.updater import Updater
 
 STEPS, PROMPTS, GROUP, RATE = 6, 4, 4, 1e-4
