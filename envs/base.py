@@ -1,0 +1,240 @@
+"""One interface for all simulators: named observations, seeds that fix the start, success flags, time limits."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from genrl.envs.settings import PICTURES, EnvError, EnvSettings
+
+try:
+    import gymnasium as gym
+    from gymnasium.spaces import Box, Dict
+except ImportError as error:
+    raise EnvError(
+        'environments need the package gymnasium; install a family\'s extra, for example pip install "genrl[metaworld]"'
+    ) from error
+
+if TYPE_CHECKING:
+    from genrl.envs.rendering import Scene
+    from genrl.networks.encoders import ObsSpec
+
+Observation = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class SimStep:
+    """What one step of a simulator gave.
+
+    Args:
+        obs: the simulator's own vectors by name, float.
+        reward: reward of the step.
+        terminated: the task itself has ended (not the time).
+        success: the goal is reached at this step.
+        info: the simulator's own values.
+    """
+
+    obs: Mapping[str, np.ndarray]
+    reward: float
+    terminated: bool
+    success: bool
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Simulator(Protocol):
+    """What a family implements; `TaskEnv` adds checks, pictures, time limits and the rest.
+
+    Attributes:
+        action_space: bounds of an action.
+        shapes: shape of each vector that the simulator can give, by name; ``"state"`` first.
+        max_steps: the family's usual episode length.
+        success_rule: the family's rule, see `genrl.envs.episode_success`.
+        packages: distributions whose versions decide about the results.
+    """
+
+    action_space: Box
+    shapes: dict[str, tuple[int, ...]]
+    max_steps: int
+    success_rule: str
+    packages: tuple[str, ...]
+
+    def reset(self, seed: int) -> Observation:
+        """Start the episode that the seed determines, whatever happened before."""
+        ...
+
+    def step(self, action: np.ndarray) -> SimStep:
+        """One control step; never raises after a time limit, never resets."""
+        ...
+
+    def scene(self) -> Scene | None:
+        """What the renderers draw; None if the simulator does not use MuJoCo."""
+        ...
+
+    def picture(self, size: int) -> np.ndarray | None:
+        """The simulator's own picture [size, size, 3] uint8 where there is no scene; None if it cannot draw."""
+        ...
+
+    def close(self) -> None:
+        """Free the simulator."""
+        ...
+
+
+class TaskEnv(gym.Env):
+    """A task with named observations, made by `make_env`.
+
+    ``reset(seed=...)`` fixes the start state completely. `step` clips the action to `action_space`, and its ``info``
+    holds ``"success"`` (the goal is reached at this step), after `reset` also ``"seed"``. An episode is cut
+    (truncated) at `max_steps`; stepping on is allowed, nothing resets itself. Observations are fresh arrays: float32
+    vectors, uint8 images [3, H, W], uint8 depth [1, H, W] and float32 points [N, 3 or 6].
+
+    Args:
+        settings: what was asked for.
+        simulator: the family's part.
+
+    Attributes:
+        settings: the settings.
+        family: name of the family, ``"metaworld"`` for example, ``"own"`` for an environment of yours.
+        max_steps: length at which episodes are cut.
+        success_rule: ``"any"``, ``"final"``, ``"hold:K"`` or ``"count:K"``.
+        simulator: the family's object (scripted experts look inside).
+        elapsed: steps since the last reset.
+
+    Raises:
+        EnvError: an observation that this environment does not have.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (gymnasium's own declaration)
+    render_mode = "rgb_array"
+
+    def __init__(self, settings: EnvSettings, simulator: Simulator, family: str) -> None:
+        self.settings = settings
+        self.simulator = simulator
+        self.family = family
+        self.max_steps = settings.max_steps or simulator.max_steps
+        self.success_rule = settings.success or simulator.success_rule
+        self.elapsed = 0
+        self._seed: int | None = None  # of this episode; None before the first reset
+        self._camera: Any = None  # made at the first picture, in the process that needs it
+        self.action_space = simulator.action_space
+        self.observation_space = Dict({name: self._space(name) for name in settings.observations})
+
+    def _space(self, name: str) -> Box:
+        size = self.settings.image_size
+        if name in PICTURES and self.simulator.scene() is None and not (name == "image" and self._draws()):
+            raise EnvError(
+                f"{self.settings.id} has no {name} observations: its simulator offers "
+                + ("pictures, but no depth" if self._draws() else "no pictures")
+            )
+        if name == "image":
+            return Box(0, 255, (3, size, size), np.uint8)
+        if name == "depth":
+            return Box(0, 255, (1, size, size), np.uint8)
+        if name == "points":
+            return Box(-np.inf, np.inf, (self.settings.points, 6 if self.settings.point_colors else 3), np.float32)
+        if name not in self.simulator.shapes:
+            raise EnvError(
+                f"{self.settings.id} has no observation {name!r}; it has "
+                + ", ".join([*self.simulator.shapes, *(p for p in PICTURES if p not in self.simulator.shapes)])
+            )
+        return Box(-np.inf, np.inf, self.simulator.shapes[name], np.float32)
+
+    def _draws(self) -> bool:
+        return self.simulator.picture(1) is not None
+
+    @property
+    def specs(self) -> dict[str, ObsSpec]:
+        """Shape and kind of each observation, as encoders want them."""
+        from genrl.networks.encoders import ObsSpec
+
+        kinds: dict[str, Any] = {"image": "image", "depth": "image", "points": "points"}
+        spaces = self.observation_space.spaces
+        return {name: ObsSpec(shape=space.shape, kind=kinds.get(name, "state")) for name, space in spaces.items()}
+
+    @property
+    def id(self) -> str:
+        """The id in the settings."""
+        return self.settings.id
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
+        """Start an episode.
+
+        Args:
+            seed: determines the start state completely; None draws a seed, which ``info["seed"]`` reports.
+            options: not used.
+
+        Returns:
+            Observation and ``info`` with ``"seed"`` and ``"success"`` (False).
+        """
+        super().reset(seed=None if seed is None else int(seed))
+        self._seed = int(seed) if seed is not None else int(self.np_random.integers(2**31 - 1))
+        self.elapsed = 0
+        vectors = self.simulator.reset(self._seed)
+        return self._observe(vectors), {"seed": self._seed, "success": False}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """One control step.
+
+        Args:
+            action: [A]; clipped to `action_space`.
+
+        Returns:
+            Observation, reward, terminated, truncated and ``info`` with ``"success"`` of this step.
+
+        Raises:
+            EnvError: the action has another size, is not finite, or the environment was not reset.
+        """
+        if self._seed is None:
+            raise EnvError(f"{self.id}: call reset(seed=...) before the first step")
+        action = np.asarray(action, np.float64).reshape(-1)
+        if action.shape != self.action_space.shape or not np.isfinite(action).all():
+            raise EnvError(
+                f"{self.id}: an action must be {self.action_space.shape[0]} finite numbers, "
+                f"got {np.array2string(action)}"
+            )
+        action = np.clip(action, self.action_space.low, self.action_space.high)
+        result = self.simulator.step(action)
+        self.elapsed += 1
+        info = {**result.info, "success": bool(result.success)}
+        truncated = self.elapsed >= self.max_steps
+        return self._observe(result.obs), float(result.reward), bool(result.terminated), truncated, info
+
+    def _observe(self, vectors: Mapping[str, np.ndarray]) -> Observation:
+        pictures = self._pictures() if self.settings.renders else {}
+        return {
+            # A copy, since simulators reuse their buffers.
+            name: pictures[name] if name in pictures else np.array(vectors[name], np.float32)
+            for name in self.settings.observations
+        }
+
+    def _pictures(self) -> Observation:
+        raise EnvError("pictures are not available yet")
+
+    def render(self) -> np.ndarray:
+        """The current picture [H, W, 3] uint8 of `settings.camera`, for videos.
+
+        Raises:
+            EnvError: this environment cannot draw.
+        """
+        raise EnvError("pictures are not available yet")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of Python and of the packages that decide about results of this environment."""
+        found = {"python": platform.python_version()}
+        for name in ("numpy", "gymnasium", *self.simulator.packages):
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                found[name] = "unknown"
+        return found
+
+    def close(self) -> None:
+        """Free the renderer and the simulator."""
+        if self._camera is not None:
+            self._camera.close()
+            self._camera = None
+        self.simulator.close()

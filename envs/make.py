@@ -1,0 +1,149 @@
+"""Environments from their ids."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from genrl.envs.settings import EnvError, EnvSettings
+
+if TYPE_CHECKING:
+    from genrl.envs.base import TaskEnv
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a family's module is, and what it needs.
+
+    Args:
+        module: has ``list_envs() -> tuple of names`` and ``build(name, settings) -> Simulator``.
+        extra: the extra of the package that brings the simulator.
+        title: for lists.
+    """
+
+    module: str
+    extra: str
+    title: str
+
+
+FAMILIES = {
+    "metaworld": Family("genrl.envs.metaworld", "metaworld", "Meta-World v3, 50 arm tasks"),
+}
+
+
+def list_families() -> dict[str, str]:
+    """Name and title of each family of environments."""
+    return {name: family.title for name, family in FAMILIES.items()}
+
+
+def list_envs(family: str | None = None) -> list[str]:
+    """Ids of the environments of a family, or of all families whose extra is installed.
+
+    Raises:
+        EnvError: no such family, or its extra is not installed.
+    """
+    if family is not None:
+        module = family_module(family)
+        return [f"{family}/{name}" for name in module.list_envs()]
+    found: list[str] = []
+    for name in FAMILIES:
+        with contextlib.suppress(MissingExtraError):
+            found += list_envs(name)
+    return found
+
+
+def make_env(env: str | Mapping[str, Any] | EnvSettings, *, render: bool = False, **changes: Any) -> TaskEnv:
+    """The environment of an id, of settings, or of settings with changes.
+
+    Args:
+        env: ``"metaworld/pick-place-v3"``, `EnvSettings` or a dict of them.
+        render: videos will be wanted; only an environment of your own needs to know.
+        **changes: settings to replace: ``make_env("metaworld/reach-v3", observations=("points",))``.
+
+    Raises:
+        EnvError: no such environment (the message names the nearest), or its extra is not installed.
+
+    Example:
+        >>> env = make_env("metaworld/reach-v3", max_steps=100)
+        >>> obs, info = env.reset(seed=0)
+    """
+    settings = EnvSettings.of(env, **changes)
+    family, separator, name = settings.id.partition("/")
+    if not separator:
+        raise unknown(settings.id)
+    module = family_module(family)
+    names = module.list_envs()
+    if name not in names:
+        raise unknown(settings.id)
+    from genrl.envs.base import TaskEnv
+
+    with quiet():
+        return TaskEnv(settings, module.build(name, settings), family)
+
+
+def family_module(family: str) -> ModuleType:
+    """The module of a family.
+
+    Raises:
+        EnvError: no such family.
+        MissingExtraError: its simulator is not installed.
+    """
+    if family not in FAMILIES:
+        raise unknown(f"{family}/")
+    prepare_rendering()
+    entry = FAMILIES[family]
+    try:
+        with quiet():
+            return importlib.import_module(entry.module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{family} environments need a package that is not installed ({error}); pip install "genrl[{entry.extra}]"'
+        ) from error
+
+
+class MissingExtraError(EnvError):
+    """A simulator is not installed; the message names the extra."""
+
+
+def unknown(env_id: str) -> EnvError:
+    """The error of an id that no family has: nearest names and how to list them."""
+    family, separator, _ = env_id.partition("/")
+    if separator and family in FAMILIES:
+        names = [f"{family}/{known}" for known in family_module(family).list_envs()]
+        near = difflib.get_close_matches(env_id, names, 3, 0.4)
+        how = f'genrl.envs.list_envs("{family}") lists its {len(names)} environments'
+    else:
+        near = difflib.get_close_matches(env_id.rstrip("/"), [*FAMILIES, *list_envs()], 3, 0.5)
+        how = f"families: {', '.join(FAMILIES)}; genrl.envs.list_envs(family) lists the environments of one"
+    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    return EnvError(f"no environment {env_id!r}{nearest}. {how}. Your own: the import path package.module:make_env")
+
+
+def prepare_rendering() -> None:
+    """Choose EGL before MuJoCo is imported where there is no display and the user chose nothing."""
+    if "MUJOCO_GL" not in os.environ and not os.environ.get("DISPLAY") and sys.platform.startswith("linux"):
+        os.environ["MUJOCO_GL"] = "egl"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Import or build a simulator without its banners; errors still come through."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    output = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
