@@ -16,7 +16,7 @@ import difflib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import yaml
 
@@ -36,11 +36,13 @@ from genrl.signatures import (
 from genrl.yaml_files import merge, parse_yaml, read_tree
 
 
+Kind = Literal["generator", "policy"]
+
+
 class Part(Protocol):
     """A value that must be given as `class_path` and `init_args`, of any class."""
 
 
-SETTINGS = {"trainer": "TrainerSettings", "evaluation": "EvaluationSettings"}
 PROTOCOLS = {"generator": "genrl.generators.base.Generator", "reward": "genrl.rewards.base.Reward"}
 
 
@@ -82,37 +84,70 @@ def save(config: Config | Mapping[str, Any], path: str | Path) -> None:
 
 
 def build(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `genrl.training.Loop`, except `config`: parts and settings are instances, the rest plain values.
+    """The arguments of the run (`run_class`), except `config`: parts and settings are instances, the rest plain values.
 
     Raises:
         ConfigError: the constructor of a part refused its arguments.
     """
     raw = config.raw if isinstance(config, Config) else config
-    hints = {name: parameter.hint for name, parameter in top_level(raw.get("name", "run")).items()}
+    hints = {name: parameter.hint for name, parameter in top_level(raw.get("name", "run"), kind_of(raw)).items()}
     return {name: _build(value, hints.get(name, Any), name) for name, value in raw.items()}
 
 
-def top_level(name: str) -> dict[str, Parameter]:
-    """The keys of a configuration file."""
-    settings = importlib.import_module("genrl.training.settings")
+def build_part(raw: Mapping[str, Any], where: str = "part") -> Any:
+    """One object from its `class_path` and `init_args`, as `genrl.parts.to_plain` writes it.
+
+    Raises:
+        ConfigError: there is no such class, or it refused its arguments; the message starts with `where`.
+    """
+    return _build(raw, Any, where)
+
+
+def kind_of(tree: Mapping[str, Any]) -> Kind:
+    """What a configuration trains: a policy where one is named, else a generator."""
+    return "policy" if "policy" in tree or "data" in tree else "generator"
+
+
+def run_class(config: Config | Mapping[str, Any]) -> Any:
+    """The class whose arguments `build` gives: `genrl.training.Loop` or `genrl.training.Imitation`."""
+    training = importlib.import_module("genrl.training")
+    raw = config.raw if isinstance(config, Config) else config
+    return training.Imitation if kind_of(raw) == "policy" else training.Loop
+
+
+def top_level(name: str, kind: Kind) -> dict[str, Parameter]:
+    """The keys of a configuration file of a kind."""
     found = [
         Parameter("name", str, name, "names the run in reports; the file's name if not given"),
         Parameter("run_dir", str, f"runs/{name}", "everything that the run writes goes here"),
         Parameter("seed", int, 0, "fixes every random draw of the run"),
-        Parameter("generator", _protocol("generator"), help="the model that is fine-tuned"),
-        Parameter("prompts", Part, help="prompts to train on and held-out prompts to evaluate on"),
-        Parameter("reward", _protocol("reward"), help="what is made larger"),
-        Parameter("algorithm", Part, help="how rewards change the model"),
     ]
-    for key, kind in SETTINGS.items():
-        cls = getattr(settings, kind)
+    if kind == "policy":
+        env = importlib.import_module("genrl.envs.settings").EnvSettings
+        settings = importlib.import_module("genrl.training.policy_settings")
+        sections = (settings.PolicyTrainerSettings, settings.PolicyEvaluationSettings)
+        found += [
+            Parameter("policy", Part, help="the policy that is trained"),
+            Parameter("data", Part, help="where its demonstrations come from"),
+            Parameter("env", env | None, None, "what it is evaluated in; null measures held-out demonstrations only"),
+        ]
+    else:
+        settings = importlib.import_module("genrl.training.settings")
+        sections = (settings.TrainerSettings, settings.EvaluationSettings)
+        found += [
+            Parameter("generator", _protocol("generator"), help="the model that is fine-tuned"),
+            Parameter("prompts", Part, help="prompts to train on and held-out prompts to evaluate on"),
+            Parameter("reward", _protocol("reward"), help="what is made larger"),
+            Parameter("algorithm", Part, help="how rewards change the model"),
+        ]
+    for key, cls in zip(("trainer", "evaluation"), sections, strict=True):
         found.append(Parameter(key, cls, {}, (cls.__doc__ or "").strip().split("\n")[0]))
     return {parameter.name: parameter for parameter in found}
 
 
 def listing(config: Config) -> Iterator[tuple[str, Parameter, Any]]:
     """Every key that can be set, in short dotted form, with its parameter and its present value."""
-    yield from _listing(config.raw, top_level(config.raw["name"]), "")
+    yield from _listing(config.raw, top_level(config.raw["name"], kind_of(config.raw)), "")
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -167,7 +202,7 @@ class _Completer:
 
     def top_level(self) -> dict[str, Any]:
         name = self.tree.get("name")
-        known = top_level(name if isinstance(name, str) else self.source.stem)
+        known = top_level(name if isinstance(name, str) else self.source.stem, kind_of(self.tree))
         return self.arguments(known, False, self.tree, "")
 
     def arguments(
@@ -254,7 +289,7 @@ class _Completer:
 
     def unknown(self, name: str, known: Mapping[str, Parameter], where: str) -> str:
         key = _join(where, name)
-        everywhere = [k for k, _, _ in _listing(self.tree, top_level("run"), "", strict=False)]
+        everywhere = [k for k, _, _ in _listing(self.tree, top_level("run", kind_of(self.tree)), "", strict=False)]
         same = [k for k in everywhere if k.rpartition(".")[2] == name]
         near = [_join(where, best) for best in difflib.get_close_matches(name, known, 1, 0.6)]
         best = same or near or difflib.get_close_matches(key, everywhere, 1, 0.8)

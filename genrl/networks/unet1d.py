@@ -56,26 +56,26 @@ class VelocityUNet1d(nn.Module):
         self.interval = TimeEmbedding(time_dim, max_frequency=max_frequency) if interval else None
         size = time_dim + cond_dim
 
-        def block(channels: int, width: int) -> _Block:
-            return _Block(channels, width, size, kernel, groups)
+        def pair(channels: int, width: int) -> _Pair:
+            return _Pair(*(_Block(c, width, size, kernel, groups) for c in (channels, width)))
 
         self.down, self.shrink = nn.ModuleList(), nn.ModuleList()
         channels = action_dim
         for level, width in enumerate(widths):
-            self.down.append(nn.ModuleList([block(channels, width), block(width, width)]))
+            self.down.append(pair(channels, width))
             if level < len(widths) - 1:
                 self.shrink.append(nn.Conv1d(width, width, 3, stride=2, padding=1))
             channels = width
-        self.middle = nn.ModuleList([block(channels, channels), block(channels, channels)])
+        self.middle = pair(channels, channels)
         self.up, self.grow = nn.ModuleList(), nn.ModuleList()
         for width in reversed(widths[:-1]):
             self.grow.append(nn.ConvTranspose1d(channels, channels, 4, stride=2, padding=1))
-            self.up.append(nn.ModuleList([block(channels + width, width), block(width, width)]))
+            self.up.append(pair(channels + width, width))
             channels = width
         self.head = _convolution(channels, channels, kernel, groups)
         self.output = nn.Conv1d(channels, action_dim, 1)
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        for parameter in self.output.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         """Velocity of x.
@@ -116,21 +116,15 @@ class VelocityUNet1d(nn.Module):
         h = x.transpose(1, 2)  # [B, A, H]
         skips = []
         for level, blocks in enumerate(self.down):
-            h = _run(blocks, h, c)
+            h = blocks(h, c)
             skips.append(h)
             if level < len(self.shrink):
                 h = self.shrink[level](h)
-        h = _run(self.middle, h, c)
+        h = self.middle(h, c)
         maps = skips[:-1] or skips
         for grow, blocks, skip in zip(self.grow, self.up, reversed(skips[:-1]), strict=True):
-            h = _run(blocks, torch.cat([grow(h), skip], 1), c)
+            h = blocks(torch.cat([grow(h), skip], 1), c)
         return self.output(self.head(h)).transpose(1, 2), maps
-
-
-def _run(blocks: nn.ModuleList, h: Tensor, c: Tensor) -> Tensor:
-    for block in blocks:
-        h = block(h, c)
-    return h
 
 
 def _convolution(channels: int, width: int, kernel: int, groups: int) -> nn.Sequential:
@@ -153,6 +147,18 @@ class _Block(nn.Module):
         scale, bias = self.film(c)[..., None].chunk(2, 1)  # [B, width, 1] each
         modulated = torch.addcmul(bias, self.first(h), 1 + scale)
         return self.second(modulated) + self.short(h)
+
+
+class _Pair(nn.ModuleList):
+    """Residual blocks in a row, all under one condition."""
+
+    def __init__(self, *blocks: _Block):
+        super().__init__(blocks)
+
+    def forward(self, h: Tensor, c: Tensor) -> Tensor:
+        for block in self:
+            h = block(h, c)
+        return h
 
 
 def _check(horizon: int, widths: tuple[int, ...], kernel: int, groups: int) -> None:
