@@ -103,6 +103,8 @@ class TaskEnv(gym.Env):
         success_rule: ``"any"``, ``"final"``, ``"hold:K"`` or ``"count:K"``.
         simulator: the family's object (scripted experts look inside).
         elapsed: steps since the last reset.
+        vectors: all vectors that the simulator gave last, asked for or not (scripted experts see the state of a task
+            whose policy sees points).
 
     Raises:
         EnvError: an observation that this environment does not have.
@@ -118,6 +120,7 @@ class TaskEnv(gym.Env):
         self.max_steps = settings.max_steps or simulator.max_steps
         self.success_rule = settings.success or simulator.success_rule
         self.elapsed = 0
+        self.vectors: Mapping[str, np.ndarray] = {}
         self._seed: int | None = None  # of this episode; None before the first reset
         self._camera: Any = None  # made at the first picture, in the process that needs it
         self.action_space = simulator.action_space
@@ -204,6 +207,7 @@ class TaskEnv(gym.Env):
         return self._observe(result.obs), float(result.reward), bool(result.terminated), truncated, info
 
     def _observe(self, vectors: Mapping[str, np.ndarray]) -> Observation:
+        self.vectors = vectors
         pictures = self._pictures() if self.settings.renders else {}
         return {
             # A copy, since simulators reuse their buffers.
