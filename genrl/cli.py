@@ -141,20 +141,18 @@ def _train(options: Arguments) -> int:
     if options.config is None:
         options.parser.print_help()
         return 0 if options.help else 2
-    from genrl.config import build, load_config
+    from genrl.config import build, load_config, run_class
 
     config = load_config(options.config, options.overrides)
     if options.help:
         options.parser.print_usage()
         _print_keys(config)
         return 0
-    from genrl.training import Loop
-
-    loop = Loop(**build(config), config=config.raw)
+    run = run_class(config)(**build(config), config=config.raw)
     if options.dry_run:
-        _print_table(loop.dry_run(), f"{config.raw['name']}: dry run, nothing was trained")
+        _print_table(run.dry_run(), f"{config.raw['name']}: dry run, nothing was trained")
         return 0
-    loop.run(resume=options.resume)
+    run.run(resume=options.resume)
     return 0
 
 

@@ -35,7 +35,6 @@ from genrl.signatures import (
 )
 from genrl.yaml_files import merge, parse_yaml, read_tree
 
-
 Kind = Literal["generator", "policy"]
 
 

@@ -24,6 +24,9 @@ SEARCHED = (
     "training",
     "prompts",
     "networks",
+    "policies",
+    "envs",
+    "envs.data",
 )
 
 

@@ -99,7 +99,7 @@ def save_checkpoint(
     problem = any_problem(accelerator, problem)
     if not problem and accelerator.is_main_process:
         try:
-            _publish(temporary, folder / name)
+            publish(temporary, folder / name)
             for _, old in list_checkpoints(run_dir)[:-keep] if keep else []:
                 _remove(old)
         except OSError as error:
@@ -116,7 +116,8 @@ def save_checkpoint(
     return folder / name
 
 
-def _publish(temporary: Path, final: Path) -> None:
+def publish(temporary: Path, final: Path) -> None:
+    """Give a complete folder its final name, in place of an older one, so that a kill leaves one of the two."""
     for path in temporary.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

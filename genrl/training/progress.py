@@ -87,7 +87,7 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
     console.print(table)
     console.print(
         f"{summary.wall_seconds:.0f} s wall time, {summary.forward_equivalents / 1000:.1f} thousand "
-        f"forward-equivalents, weights moved by {summary.weight_change:.3g}"
+        f"{run.cost_unit}, weights moved by {summary.weight_change:.3g}"
     )
     if summary.status == "finished" and summary.weight_change == 0:
         console.print(

@@ -52,6 +52,7 @@ class Run:
     stride = 1  # iterations that one call of `_iterate` completes
     measured_on = "measured"  # heading of the table at the end
     hint_unchanged = "check the learning rate"
+    cost_unit = "forward-equivalents"
 
     def __init__(
         self,

@@ -1,0 +1,343 @@
+"""Training a policy from demonstrations: the same run as a generator's, with batches instead of roll-outs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from genrl.diffusion import NonFiniteError, derive_seed
+from genrl.envs.settings import EnvSettings
+from genrl.training.checkpoint import any_problem
+from genrl.training.ema import change_norm
+from genrl.training.errors import SetupError
+from genrl.training.logging import Meter
+from genrl.training.optimization import Optimization
+from genrl.training.policy_evaluation import Assessment, Assessor
+from genrl.training.policy_settings import PolicyEvaluationSettings, PolicyTrainerSettings
+from genrl.training.run import Run
+
+VALIDATION_ROWS = 1024  # chunks that the validation loss is measured on at most
+
+
+class DemonstrationSource(Protocol):
+    """What `data:` of a configuration must be."""
+
+    def load(self) -> Any:
+        """The demonstrations, a `genrl.envs.data.Demonstrations`."""
+        ...
+
+
+class Imitation(Run):
+    """Trains a policy on demonstrations and evaluates it in its environment.
+
+    Args:
+        name: of the run, for reports.
+        run_dir: where everything is written.
+        seed: fixes every random draw.
+        policy: a policy of :mod:`genrl.policies`, or your own `ChunkPolicy`.
+        data: where the demonstrations come from.
+        env: what the policy is evaluated in; None measures only the loss on held-out demonstrations.
+        trainer, evaluation: settings.
+        config: the complete configuration, stored with the run.
+    """
+
+    trainer: PolicyTrainerSettings
+    evaluation: PolicyEvaluationSettings
+    measured_on = "measured on start states that no demonstration has"
+    hint_unchanged = "check trainer.learning_rate and that the demonstrations are not empty"
+    cost_unit = "training chunks"
+
+    def __init__(
+        self,
+        name: str,
+        run_dir: str | Path,
+        seed: int,
+        policy: Any,
+        data: DemonstrationSource,
+        env: EnvSettings | None = None,
+        trainer: PolicyTrainerSettings | None = None,
+        evaluation: PolicyEvaluationSettings | None = None,
+        config: dict[str, Any] | None = None,
+    ):
+        trainer = PolicyTrainerSettings() if trainer is None else trainer
+        evaluation = PolicyEvaluationSettings() if evaluation is None else evaluation
+        super().__init__(name, run_dir, seed, trainer, evaluation, config)
+        self.policy, self.data, self.env = policy, data, env
+        self.stride = trainer.log_every
+        self.optimization = Optimization(trainer, lambda: policy.state_dict(), lambda s: policy.load_state_dict(s))
+        self.best: dict[str, float] = {}  # iteration and score of the best evaluation
+
+    # ---------------------------------------------------------------------------------------------- set-up
+
+    def setup(self) -> None:
+        super().setup()
+        if self.evaluation.every % self.trainer.log_every:
+            raise SetupError(
+                f"evaluation.every = {self.evaluation.every} is no multiple of trainer.log_every = "
+                f"{self.trainer.log_every}; evaluations happen between two lines of metrics"
+            )
+        processes = self.accelerator.num_processes
+        if self.trainer.batch_size % processes:
+            raise SetupError(
+                f"trainer.batch_size = {self.trainer.batch_size} cannot be shared by {processes} processes; choose a "
+                "multiple of that"
+            )
+        if self.env is not None and self.accelerator.is_main_process:
+            self._probe(self.env)
+
+    @staticmethod
+    def _probe(env: EnvSettings) -> None:
+        """An environment that cannot be made is an error now, not after training."""
+        made = env.make()
+        made.close()
+
+    def prepare(self) -> None:
+        with self.accelerator.main_process_first():  # it fills the cache that the others find
+            demonstrations = self.data.load()
+        try:
+            self._take(demonstrations)
+        except ValueError as error:
+            raise SetupError(str(error)) from error
+        self.policy.to(self.device)
+        optimizer = self.optimization.start_from(self.accelerator, self.policy.trained_parameters())
+        # The module is not wrapped: losses differentiate the network in ways that wrappers do not support, and one sum
+        # of gradients after the backward pass says the same.
+        self.optimization.optimizer = self.accelerator.prepare(optimizer)
+        self._draws = torch.Generator(device=self.device)
+        self.assessor = Assessor(self.run_dir, self.env, self.evaluation, self.trainer.cpu_threads)
+
+    def _take(self, demonstrations: Any) -> None:
+        """Build data set, normaliser and networks from the demonstrations."""
+        from genrl.envs.data import ChunkDataset, split_demonstrations
+        from genrl.policies import fit_normalizer
+
+        fraction = getattr(self.data, "validation_fraction", 0.0)
+        train, held_out = split_demonstrations(demonstrations, fraction, self.seed)
+        env = None if self.env is None else self.env.to_dict()
+        task = {**train.meta, "env": env or train.meta.get("env"), "demonstrations": len(train.episodes)}
+        normalizer = fit_normalizer(train, self.policy.normalization)
+        self.policy.configure(train.specs, train.action_dim, normalizer, seed=self.seed, task=task)
+        self.dataset = ChunkDataset(train, self.policy.chunking, device=self.device)
+        self.held_out = ChunkDataset(held_out, self.policy.chunking, device=self.device) if held_out.episodes else None
+        self.demonstrations = train
+        if self.env is not None:
+            self._check_observations(train.specs)
+
+    def _check_observations(self, specs: dict[str, Any]) -> None:
+        """The environment must show what the policy was trained to see."""
+        assert self.env is not None
+        made = self.env.make()
+        found = dict(made.specs)
+        action_dim = int(made.action_space.shape[0])
+        made.close()
+        for name, spec in specs.items():
+            if name not in found:
+                raise SetupError(
+                    f"the demonstrations have the observation {name!r}, which {self.env.id} does not show (it shows "
+                    f"{', '.join(found)}); choose data.obs or env.observations so that they agree"
+                )
+            if tuple(found[name].shape) != tuple(spec.shape):
+                raise SetupError(
+                    f"observation {name!r} is {tuple(spec.shape)} in the demonstrations but {tuple(found[name].shape)} "
+                    f"in {self.env.id}; record and evaluate with the same settings of env"
+                )
+        if action_dim != self.demonstrations.action_dim:
+            raise SetupError(
+                f"the demonstrations have {self.demonstrations.action_dim} action dimensions, {self.env.id} takes "
+                f"{action_dim}"
+            )
+
+    # ------------------------------------------------------------------------------------------- iterations
+
+    def _iterate(self) -> None:
+        began, meter = time.perf_counter(), Meter()
+        end = min(self.iteration + self.stride, self.trainer.iterations)
+        self.policy.train()
+        for update in range(self.iteration, end):
+            try:
+                meter.add(self._update(update))
+            except NonFiniteError as error:
+                raise NonFiniteError(f"iteration {update + 1}: {error}") from error
+        self.policy.eval()
+        metrics = meter.result(self.accelerator)
+        metrics["lr"] = self.optimization.optimizer.param_groups[0]["lr"]
+        metrics["data/epochs"] = end * self.trainer.batch_size / len(self.dataset)
+        self.cost = float(end * self.trainer.batch_size)
+        self.iteration, self.last = end, metrics
+        self.writer.write("train", end, {**metrics, "time/iteration": time.perf_counter() - began})
+
+    def _update(self, update: int) -> dict[str, Tensor]:
+        """One optimizer update; returns its metrics."""
+        batch = self.dataset.batch(self._rows(update))
+        self._draws.manual_seed(derive_seed(self.seed, "loss", update, self.accelerator.process_index))
+        with self.accelerator.autocast():
+            loss, metrics = self.policy.loss(batch, self._draws, progress=update / self.trainer.iterations)
+        self.accelerator.backward(loss)
+        self._average_gradients()
+        norm = self.optimization.step()
+        self.policy.after_update(self.optimization.updates)
+        return {**metrics, "loss/policy": loss.detach(), "grad/norm": norm, "grad/norm_max": norm}
+
+    def _rows(self, update: int) -> Tensor:
+        """Chunks of this process in an update.
+
+        Every epoch is a permutation that follows from the seed, and batches run on over its end, so that a resumed run
+        sees the same chunks without having saved a position.
+        """
+        n, size = len(self.dataset), self.trainer.batch_size
+        share = size // self.accelerator.num_processes
+        first = update * size + self.accelerator.process_index * share
+        positions = torch.arange(first, first + share)
+        rows = torch.empty(share, dtype=torch.long)
+        for epoch in range(first // n, (first + share - 1) // n + 1):
+            inside = positions // n == epoch
+            rows[inside] = self._permutation(epoch)[positions[inside] % n]
+        return rows
+
+    def _permutation(self, epoch: int) -> Tensor:
+        cached: tuple[int, Tensor] | None = getattr(self, "_epoch", None)
+        if cached is None or cached[0] != epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", epoch))
+            cached = self._epoch = (epoch, torch.randperm(len(self.dataset), generator=generator))
+        return cached[1]
+
+    def _average_gradients(self) -> None:
+        if self.accelerator.num_processes == 1:
+            return
+        with_gradient = [p for p in self.optimization.parameters if p.requires_grad]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in with_gradient])
+        flat = self.accelerator.reduce(flat, "mean")
+        for parameter, part in zip(with_gradient, flat.split([p.numel() for p in with_gradient]), strict=True):
+            parameter.grad = part.reshape(parameter.shape)
+
+    # ------------------------------------------------------------------------------------------- evaluation
+
+    @torch.no_grad()
+    def _evaluate(self, first: bool, last: bool) -> None:
+        """Losses at once; episodes in the background, whose values are written when the next evaluation is due."""
+        self._collect()
+        values = {
+            "eval/weight_change": change_norm(self.optimization.parameters, self.optimization.start),
+            "eval/uses_ema": float(self.optimization.ema is not None),
+        }
+        with self.optimization.evaluated_weights():
+            if self.held_out is not None:
+                values |= self._validation(self.held_out)
+            if self.env is not None and not first and self.accelerator.is_main_process:
+                self.assessor.start(self.iteration, self.policy, values, filmed=self.evaluation.videos, wait=last)
+        self.evaluated = self.iteration
+        if self.env is None or first:
+            self._record(Assessment(self.iteration, values))
+        elif last or not self.assessor.background:
+            self._collect()
+
+    def _validation(self, held_out: Any) -> dict[str, float]:
+        """Loss and error of the action on held-out demonstrations, with the same noise every time."""
+        was_training = self.policy.training
+        self.policy.eval()
+        rows = torch.linspace(0, len(held_out) - 1, min(len(held_out), VALIDATION_ROWS)).long()
+        batch = held_out.batch(rows)
+        self._draws.manual_seed(derive_seed(self.seed, "validation"))
+        loss, _ = self.policy.loss(batch, self._draws, progress=self.iteration / self.trainer.iterations)
+        chunk = self.policy.predict(batch["obs"], self._noise(len(rows)))
+        valid = batch["valid"][..., None].float()
+        error = ((chunk - batch["actions"]).square() * valid).sum() / (valid.sum() * chunk.shape[-1])
+        self.policy.train(was_training)
+        return {"eval/held_out_loss": float(loss), "eval/held_out_action_mse": float(error)}
+
+    def _noise(self, rows: int) -> Any:
+        from genrl.diffusion import RowNoise
+
+        return RowNoise.of((self.seed, "validation"), range(rows), self.device)
+
+    def _collect(self) -> None:
+        """Take in the evaluation that runs in the background, on every process."""
+        if self.env is None:
+            return
+        problem, found = "", None
+        if self.accelerator.is_main_process:
+            try:
+                found = self.assessor.result()
+            except RuntimeError as error:
+                problem = str(error)
+        problem = any_problem(self.accelerator, problem)
+        if problem:
+            self._save_before_failing()
+            raise RuntimeError(problem)
+        if found is not None:
+            self._record(found)
+
+    def _record(self, found: Assessment) -> None:
+        self.writer.write("eval", found.iteration, found.values)
+        score = found.values.get("eval/success", -found.values.get("eval/held_out_loss", float("inf")))
+        if found.iteration and score > self.best.get("score", -float("inf")):
+            self.best = {"iteration": found.iteration, "score": score}
+            if self.accelerator.is_main_process:
+                self.assessor.keep_best(found, self.policy)
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, name: str | None = None) -> Path:
+        if self.env is not None and self.assessor.pending not in (None, self.iteration):
+            self._collect()
+        return super().save(name)
+
+    def export(self, folder: Path) -> None:
+        self.policy.save_pretrained(folder)
+
+    def state(self) -> dict[str, Any]:
+        # An evaluation that is still running is done again from this checkpoint, with the same result.
+        waiting = self.env is not None and self.assessor.pending is not None
+        return {"best": self.best} | ({"evaluated": -1} if waiting else {})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+    def best_iteration(self) -> int:
+        return int(self.best.get("iteration", 0))
+
+    def _release(self) -> None:
+        self.assessor.close()
+
+    # -------------------------------------------------------------------------------------------- description
+
+    def summary_sections(self) -> list[tuple[str, str, set[str]]]:
+        title = "held-out demonstrations" if self.env is None else f"{self.evaluation.episodes} episodes, last weights"
+        return [("eval/", title, set())]
+
+    def describe(self) -> dict[str, Any]:
+        chunking = self.policy.chunking
+        return {
+            "kind": "policy",
+            "method": type(self.policy).__name__,
+            "env": None if self.env is None else self.env.to_dict(),
+            "sizes": {
+                "parameters": sum(p.numel() for p in self.optimization.parameters),
+                "demonstrations": len(self.demonstrations.episodes),
+                "transitions": sum(len(episode.actions) for episode in self.demonstrations.episodes),
+                "chunks": len(self.dataset),
+                "network_calls_per_action_chunk": self.policy.nfe,
+                "horizon": chunking.horizon,
+                "executed_actions": chunking.n_action_steps,
+                "observed_steps": chunking.n_obs_steps,
+            },
+        }
+
+    def dry_run(self) -> dict[str, Any]:
+        self.setup()
+        self.prepare()
+        facts = self.describe()
+        return {
+            "name": self.name,
+            "run_dir": str(self.run_dir),
+            "method": facts["method"],
+            "device": str(self.device),
+            "processes": self.accelerator.num_processes,
+            "environment": "none" if self.env is None else self.env.id,
+            **facts["sizes"],
+            "epochs": round(self.trainer.iterations * self.trainer.batch_size / len(self.dataset), 1),
+        }
