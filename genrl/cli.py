@@ -1,4 +1,4 @@
-"""The command line: `genrl train | sample | evaluate | report | doctor`.
+"""The command line: `genrl train | collect | inspect | sample | evaluate | compare | export | report | doctor`.
 
 Only the standard library is imported at the top, so that `genrl --help` answers at once; each command imports what it
 needs. Mistakes are answered in a line or two on stderr: exit code 2 for a configuration or command line that cannot be
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import genrl
+from genrl import cli_policies as policies
 
 Arguments = argparse.Namespace
 
@@ -226,6 +227,8 @@ def _configure_sample(parser: argparse.ArgumentParser) -> None:
 
 def _sample(options: Arguments) -> int:
     run_dir = _run_dir(options.run)
+    if policies.is_policy(run_dir):
+        raise UsageError(f"{run_dir} trained a policy, which draws no pictures; try genrl evaluate {run_dir}")
     from genrl.training.evaluation import sample_run
 
     names = ("prompts", "n", "out", "checkpoint", "steps", "seed", "weights")
@@ -237,16 +240,22 @@ def _configure_evaluate(parser: argparse.ArgumentParser) -> None:
     _configure_run(parser)
     _configure_weights(parser)
     parser.add_argument(
-        "--samples", type=_positive, metavar="N", help="samples for each prompt (default: the run's own)"
+        "--seed", type=int, help="of the noise (default: the run's own), or of the first start state (default: 100000)"
     )
-    parser.add_argument("--steps", type=_positive, help="sampling steps (default: the run's own)")
-    parser.add_argument("--seed", type=int, help="of the noise (default: the run's own)")
-    parser.add_argument(
+    group = parser.add_argument_group("generators")
+    group.add_argument("--samples", type=_positive, metavar="N", help="for each prompt (default: the run's own)")
+    group.add_argument("--steps", type=_positive, help="sampling steps (default: the run's own)")
+    group.add_argument(
         "--sampler", choices=("ode", "train"), default="ode", help="deterministic, or that of training (default: ode)"
     )
+    policies.configure_evaluate(parser, _positive)
 
 
 def _evaluate(options: Arguments) -> int:
+    from pathlib import Path
+
+    if policies.is_policy(Path(options.run)):
+        return policies.evaluate(options)
     run_dir = _run_dir(options.run)
     from genrl.training.evaluation import evaluate_run
 
@@ -308,9 +317,13 @@ def _doctor(options: Arguments) -> int:
 
 
 COMMANDS = {
-    "train": Command("fine-tune a generator as a configuration file says", _configure_train, _train),
+    "train": Command("fine-tune a generator or train a policy as a configuration file says", _configure_train, _train),
     "sample": Command("draw samples from a run's checkpoint", _configure_sample, _sample),
-    "evaluate": Command("measure a run's checkpoint on the held-out prompts", _configure_evaluate, _evaluate),
+    "evaluate": Command("measure a checkpoint: held-out prompts, or episodes", _configure_evaluate, _evaluate),
+    "collect": Command("write demonstrations of a scripted expert", policies.configure_collect, policies.collect),
+    "inspect": Command("say what a data set of demonstrations holds", policies.configure_inspect, policies.inspect),
+    "compare": Command("compare two evaluations of policies", policies.configure_compare, policies.compare),
+    "export": Command("write a one-step policy as ONNX", policies.configure_export, policies.export),
     "report": Command("write the HTML report of a run", _configure_run, _report),
     "doctor": Command("show versions, devices and what is missing", lambda parser: None, _doctor),
 }

@@ -16,7 +16,7 @@ import difflib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import yaml
 
@@ -36,6 +36,7 @@ from genrl.signatures import (
 from genrl.yaml_files import merge, parse_yaml, read_tree
 
 Kind = Literal["generator", "policy"]
+T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -100,6 +101,20 @@ def build_part(raw: Mapping[str, Any], where: str = "part") -> Any:
         ConfigError: there is no such class, or it refused its arguments; the message starts with `where`.
     """
     return _build(raw, Any, where)
+
+
+def load_settings(path: str | Path, overrides: Sequence[str], kind: type[T]) -> T:
+    """An instance of a settings class from a file of its own, checked like a configuration of a run.
+
+    Raises:
+        ConfigError: no such file, unknown key, wrong type, missing argument, or values that the class refuses.
+    """
+    tree = read_tree(Path(path))
+    for text in overrides:
+        _override(tree, text)
+    completer = _Completer(Path(path), [text.partition("=")[0] for text in overrides], tree)
+    raw = completer.arguments(*parameters(kind), tree, "", kind.__name__)
+    return _build(raw, kind, Path(path).name)
 
 
 def kind_of(tree: Mapping[str, Any]) -> Kind:

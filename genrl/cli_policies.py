@@ -1,0 +1,160 @@
+"""Commands about policies, demonstrations and environments: `genrl collect | inspect | evaluate | compare | export`.
+
+Like `genrl.cli`, it imports only the standard library at the top.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+Arguments = argparse.Namespace
+
+
+def configure_collect(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `genrl collect`."""
+    parser.usage = "genrl collect CONFIG [key=value ...]"
+    parser.add_argument("config", help="YAML file with env, episodes, out ..., see configs/collect/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes, e.g. episodes=100")
+
+
+def collect(options: Arguments) -> int:
+    """Write demonstrations of a scripted expert."""
+    from genrl.config import load_settings
+    from genrl.envs import CollectSettings
+
+    settings = load_settings(options.config, options.overrides, CollectSettings)
+    path = settings.run(progress=True)
+    print(f"demonstrations: {path}")
+    return 0
+
+
+def configure_inspect(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `genrl inspect`."""
+    parser.add_argument("dataset", metavar="DATASET", help="of robomimic, LeRobot, Minari, zarr or OGBench")
+    parser.add_argument("--format", default="auto", help="of the data set; found out by itself if not given")
+    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON")
+
+
+def inspect(options: Arguments) -> int:
+    """Say what a data set holds and how good it is."""
+    from genrl.envs.data import inspect_demonstrations
+
+    report = inspect_demonstrations(options.dataset, format=options.format)
+    print_rows(report.rows(), f"{options.dataset}")
+    if options.json:
+        from genrl.training.logging import write_json
+
+        write_json(Path(options.json), report.to_dict())
+        print(f"written: {options.json}")
+    return 0
+
+
+def configure_evaluate(parser: argparse.ArgumentParser, positive: Any) -> None:
+    """Arguments of `genrl evaluate` that are about policies."""
+    group = parser.add_argument_group("policies")
+    group.add_argument("--env", metavar="ID", help="environment (default: the run's own)")
+    group.add_argument("--episodes", type=positive, metavar="N", help="start states, one episode each (default: 50)")
+    group.add_argument("--n-envs", type=positive, metavar="N", help="environments at once; changes no result")
+    group.add_argument("--backend", choices=("sync", "async"), default="sync", help="one process or several")
+    group.add_argument("--success", metavar="RULE", help="any, final or hold:K (default: as the family has it)")
+    group.add_argument("--videos", type=int, default=2, metavar="N", help="episodes to film (default: 2, 0 for none)")
+    group.add_argument("--stac", type=int, default=0, metavar="B", help="chunks drawn to log temporal consistency")
+    group.add_argument("--out", metavar="FILE", help="where the JSON goes (default: RUN/evaluation-SEED.json)")
+
+
+def is_policy(folder: Path) -> bool:
+    """Whether a folder is the run of a policy, or a saved policy."""
+    if (folder / "config.json").is_file():
+        return True
+    if not (folder / "config.yaml").is_file():
+        return False
+    import yaml
+
+    from genrl.config import kind_of
+
+    return kind_of(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}) == "policy"
+
+
+def evaluate(options: Arguments) -> int:
+    """Evaluate a policy in its environment."""
+    from genrl.envs import evaluate as run_episodes
+    from genrl.training.policy_runs import load_policy_of
+
+    folder = Path(options.run)
+    policy, label, source = load_policy_of(folder, options.checkpoint, options.weights)
+    seed = 100_000 if options.seed is None else options.seed
+    out = Path(options.out) if options.out else folder / f"evaluation-{seed}.json"
+    settings: dict[str, Any] = {} if not options.stac else {"stac": options.stac}
+    found = run_episodes(
+        policy,
+        env=options.env,
+        episodes=options.episodes or 50,
+        seed=seed,
+        n_envs=options.n_envs,
+        backend=options.backend,
+        success=options.success,
+        videos=options.videos,
+        video_dir=out.with_suffix("") if options.videos else None,
+        weights=label,
+        source=str(source),
+        progress=True,
+        **settings,
+    )
+    found.save(out)
+    print_rows(found.table(), f"evaluation of {source}")
+    print(f"written: {out}")
+    return 0
+
+
+def configure_compare(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `genrl compare`."""
+    parser.add_argument("first", metavar="A", help="JSON file of `genrl evaluate`")
+    parser.add_argument("second", metavar="B", help="another one, on the same start states")
+
+
+def compare(options: Arguments) -> int:
+    """Compare two evaluations episode by episode."""
+    from genrl.envs import Evaluation, compare_evaluations
+
+    first, second = Evaluation.load(options.first), Evaluation.load(options.second)
+    print_rows(compare_evaluations(first, second).rows(), f"A {options.first}, B {options.second}")
+    return 0
+
+
+def configure_export(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `genrl export`."""
+    parser.add_argument("run", metavar="RUN", help="run of a policy, or a saved policy")
+    parser.add_argument("out", metavar="FILE", help="ONNX file to write")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="last, best or step-N (default: last)")
+
+
+def export(options: Arguments) -> int:
+    """Write a one-step policy as ONNX, encoder and normaliser included."""
+    from genrl.policies.export import export_onnx
+    from genrl.training.policy_runs import load_policy_of
+
+    policy, _, source = load_policy_of(Path(options.run), options.checkpoint, "auto")
+    difference = export_onnx(policy, options.out)
+    print(f"{source} written to {options.out}; onnxruntime differs from torch by at most {difference:.2g}")
+    return 0
+
+
+def print_rows(rows: Any, title: str) -> None:
+    """A table of rows; the first row is the heading when the rows are longer than two cells."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=140)
+    rows = [tuple(str(cell) for cell in row) for row in rows]
+    wide = max((len(row) for row in rows), default=0)
+    table = Table(box=None, show_header=wide > 2, title=escape(title), title_justify="left", pad_edge=False)
+    heading, body = (rows[0], rows[1:]) if wide > 2 else (("",) * wide, rows)
+    for name in heading:
+        table.add_column(escape(name), overflow="fold")
+    for row in body:
+        table.add_row(*map(escape, row))
+    console.print(table)
