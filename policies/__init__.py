@@ -2,18 +2,27 @@
 
 from genrl.policies.base import Chunking, ChunkPolicy, Draw, EncoderSettings, Noise, Normalization, Teacher
 from genrl.policies.checkpoint import load_policy
+from genrl.policies.chunking import ChunkExecutor, EpisodeNoise
+from genrl.policies.diffusion import DiffusionPolicy
 from genrl.policies.flow import FlowPolicy
 from genrl.policies.normalizer import Normalizer
+from genrl.policies.regression import RegressionPolicy
+from genrl.policies.robomimic import RobomimicRollout
 
 __all__ = [
+    "ChunkExecutor",
     "ChunkPolicy",
     "Chunking",
+    "DiffusionPolicy",
     "Draw",
     "EncoderSettings",
+    "EpisodeNoise",
     "FlowPolicy",
     "Noise",
     "Normalization",
     "Normalizer",
+    "RegressionPolicy",
+    "RobomimicRollout",
     "Teacher",
     "load_policy",
 ]
