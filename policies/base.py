@@ -194,7 +194,11 @@ class ChunkPolicy(nn.Module):
     # ------------------------------------------------------------------------------ training
 
     def loss(
-        self, batch: Batch, generator: torch.Generator | None = None, progress: float = 0.0
+        self,
+        batch: Batch,
+        generator: torch.Generator | None = None,
+        progress: float = 0.0,
+        share: tuple[int, int] = (0, 1),
     ) -> tuple[Tensor, Metrics]:
         """The training loss of a batch.
 
@@ -202,12 +206,13 @@ class ChunkPolicy(nn.Module):
             batch: {"obs": {name: [B, n_obs_steps, *shape]}, "actions": [B, H, A], "valid": bool [B, H]}, raw units.
             generator: source of all randomness.
             progress: share of training done, for schedules.
+            share: (rank, processes) when the batch is this process's part of a larger one, see `Draw`.
 
         Returns:
             Scalar loss, and {name: detached scalar}.
         """
         self._check_configured()
-        draw = Draw(generator, self.device, self.dtype)
+        draw = Draw(generator, self.device, self.dtype, share)
         actions = batch["actions"]
         expected = (self.chunking.horizon, self.action_dim)
         if tuple(actions.shape[1:]) != expected:

@@ -121,6 +121,8 @@ class Draw:
         generator: None uses torch's global generator of `device`.
         device: where the numbers are wanted.
         dtype: their type.
+        share: (rank, processes): each process draws the numbers of the whole batch and takes its own rows, so that
+            several processes train on the noise that one would.
     """
 
     def __init__(
@@ -128,19 +130,30 @@ class Draw:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        share: tuple[int, int] = (0, 1),
     ):
-        self.generator, self.device, self.dtype = generator, torch.device(device), dtype
+        self.generator, self.device, self.dtype, self.share = generator, torch.device(device), dtype, share
         self._source = self.device if generator is None else generator.device
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers."""
-        drawn = torch.randn(shape, generator=self.generator, device=self._source, dtype=self.dtype)
-        return drawn if self._source == self.device else drawn.to(self.device)
+        drawn = torch.randn(self._whole(shape), generator=self.generator, device=self._source, dtype=self.dtype)
+        return self._own(drawn)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Numbers in [0, 1)."""
-        return torch.rand(shape, generator=self.generator, device=self._source, dtype=self.dtype).to(self.device)
+        drawn = torch.rand(self._whole(shape), generator=self.generator, device=self._source, dtype=self.dtype)
+        return self._own(drawn)
 
     def noise(self, step: int, shape: tuple[int, ...]) -> Tensor:
         """`normal` as a `Noise`: the step is ignored, the generator moves on."""
         return self.normal(shape)
+
+    def _whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0] * self.share[1], *shape[1:]) if shape else shape
+
+    def _own(self, drawn: Tensor) -> Tensor:
+        rank, processes = self.share
+        if processes > 1 and drawn.dim():
+            drawn = drawn.chunk(processes)[rank]
+        return drawn if self._source == self.device else drawn.to(self.device)

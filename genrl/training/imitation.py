@@ -47,7 +47,7 @@ class Imitation(Run):
 
     trainer: PolicyTrainerSettings
     evaluation: PolicyEvaluationSettings
-    measured_on = "measured on start states that no demonstration has"
+    measured_on = "measured"
     hint_unchanged = "check trainer.learning_rate and that the demonstrations are not empty"
     cost_unit = "training chunks"
 
@@ -112,17 +112,17 @@ class Imitation(Run):
 
     def _take(self, demonstrations: Any) -> None:
         """Build data set, normaliser and networks from the demonstrations."""
-        from genrl.envs.data import ChunkDataset, split_demonstrations
-        from genrl.policies import fit_normalizer
+        from genrl.envs.data import ChunkDataset
+        from genrl.policies import Normalizer
 
         fraction = getattr(self.data, "validation_fraction", 0.0)
-        train, held_out = split_demonstrations(demonstrations, fraction, self.seed)
-        env = None if self.env is None else self.env.to_dict()
-        task = {**train.meta, "env": env or train.meta.get("env"), "demonstrations": len(train.episodes)}
-        normalizer = fit_normalizer(train, self.policy.normalization)
+        train, held_out = demonstrations.split(fraction, self.seed) if fraction else (demonstrations, None)
+        env = train.meta.get("env") if self.env is None else self.env.to_dict()
+        task = {**train.meta, "env": env, "demonstrations": len(train.episodes)}
+        normalizer = Normalizer.fit(train.arrays(), self.policy.normalization.modes(train.specs))
         self.policy.configure(train.specs, train.action_dim, normalizer, seed=self.seed, task=task)
-        self.dataset = ChunkDataset(train, self.policy.chunking, device=self.device)
-        self.held_out = ChunkDataset(held_out, self.policy.chunking, device=self.device) if held_out.episodes else None
+        self.dataset = ChunkDataset(train, self.policy.chunking, self.device)
+        self.held_out = None if held_out is None else ChunkDataset(held_out, self.policy.chunking, self.device)
         self.demonstrations = train
         if self.env is not None:
             self._check_observations(train.specs)
@@ -173,14 +173,16 @@ class Imitation(Run):
     def _update(self, update: int) -> dict[str, Tensor]:
         """One optimizer update; returns its metrics."""
         batch = self.dataset.batch(self._rows(update))
-        self._draws.manual_seed(derive_seed(self.seed, "loss", update, self.accelerator.process_index))
+        self._draws.manual_seed(derive_seed(self.seed, "loss", update))
+        share = (self.accelerator.process_index, self.accelerator.num_processes)
         with self.accelerator.autocast():
-            loss, metrics = self.policy.loss(batch, self._draws, progress=update / self.trainer.iterations)
+            loss, metrics = self.policy.loss(batch, self._draws, update / self.trainer.iterations, share)
         self.accelerator.backward(loss)
         self._average_gradients()
         norm = self.optimization.step()
         self.policy.after_update(self.optimization.updates)
-        return {**metrics, "loss/policy": loss.detach(), "grad/norm": norm, "grad/norm_max": norm}
+        parts = {f"policy/{name}": value for name, value in metrics.items() if name != "loss"}
+        return {**parts, "loss/total": loss.detach(), "grad/norm": norm, "grad/norm_max": norm}
 
     def _rows(self, update: int) -> Tensor:
         """Chunks of this process in an update.

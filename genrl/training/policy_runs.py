@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def load_policy_of(folder: str | Path, checkpoint: str = "last", weights: str = 
     if not (path / STATE).is_file():  # the best checkpoint holds what was evaluated, and nothing to train on from
         if weights == "raw":
             raise ValueError(f"{path} holds the evaluated weights only; ask for --checkpoint last or step-N")
-        return policy, _label(folder), path
+        measured = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))
+        return policy, "ema" if measured["eval/uses_ema"] else "raw", path
     state = load_state(path)
     averaged = state["ema"] is not None
     if weights == "ema" and not averaged:
@@ -44,10 +46,3 @@ def load_policy_of(folder: str | Path, checkpoint: str = "last", weights: str = 
         own = policy.state_dict()
         policy.load_state_dict({name: value for name, value in state["weights"].items() if name in own}, strict=False)
     return policy.eval(), "ema" if averaged and weights != "raw" else "raw", path
-
-
-def _label(run_dir: Path) -> str:
-    import yaml
-
-    config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    return "raw" if config["trainer"]["ema_decay"] is None else "ema"

@@ -48,12 +48,9 @@ def announce_resume(run: Run) -> None:
 
 
 def _note(metrics: Mapping[str, float]) -> str:
-    names = [
-        ("reward", "reward/total"),
-        ("clipped", "ratio/clip_fraction"),
-        ("loss", "loss/policy"),
-        ("grad", "grad/norm"),
-    ]
+    names = [("reward", "reward/total"), ("clipped", "ratio/clip_fraction"), ("grad", "grad/norm")]
+    if "reward/total" not in metrics:
+        names = [("loss", "loss/total"), ("grad", "grad/norm")]
     return "  ".join(f"{label} {metrics[name]:.3f}" for label, name in names if name in metrics)
 
 
@@ -67,14 +64,15 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
         console = Console(highlight=False, width=120)  # a log file has room for the intervals
     table = Table(title=f"{summary.name}: {summary.status} after {summary.iteration} iterations", title_justify="left")
     last = f"iteration {summary.after['iteration']}" if summary.after else "not evaluated again"
-    for heading in (run.measured_on, "before", last, "real data"):
+    real = ["real data"] if summary.reference else []
+    for heading in (run.measured_on, "before", last, *real):
         table.add_column(heading, justify="left" if heading == run.measured_on else "right")
     for prefix, title, hidden in run.summary_sections():
         rows = [k for k in summary.before if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
         rows = [k for k in rows if k.removeprefix(prefix) not in hidden]
         if not rows:
             continue
-        table.add_row(f"[bold]{title}[/bold]", "", "", "")
+        table.add_row(f"[bold]{title}[/bold]")
         for key in rows:
             name = key.removeprefix(prefix)
             reference = summary.reference.get(name)
@@ -82,7 +80,7 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
                 f"  {name}",
                 _cell(summary.before, key),
                 _cell(summary.after, key),
-                "" if reference is None else f"{reference:.3f}",
+                *(["" if reference is None else f"{reference:.3f}"] if real else []),
             )
     console.print(table)
     console.print(
