@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from genrl.envs.pictures import Pictures
     from genrl.envs.rendering import Scene
     from genrl.networks.encoders import ObsSpec
 
@@ -122,7 +123,7 @@ class TaskEnv(gym.Env):
         self.elapsed = 0
         self.vectors: Mapping[str, np.ndarray] = {}
         self._seed: int | None = None  # of this episode; None before the first reset
-        self._camera: Any = None  # made at the first picture, in the process that needs it
+        self._pictures: Pictures | None = None  # made at the first picture, in the process that needs it
         self.action_space = simulator.action_space
         self.observation_space = Dict({name: self._space(name) for name in settings.observations})
 
@@ -208,15 +209,40 @@ class TaskEnv(gym.Env):
 
     def _observe(self, vectors: Mapping[str, np.ndarray]) -> Observation:
         self.vectors = vectors
-        pictures = self._pictures() if self.settings.renders else {}
+        # Copies, since simulators reuse their buffers.
         return {
-            # A copy, since simulators reuse their buffers.
-            name: pictures[name] if name in pictures else np.array(vectors[name], np.float32)
+            name: self._picture(name) if name in PICTURES else np.array(vectors[name], np.float32)
             for name in self.settings.observations
         }
 
-    def _pictures(self) -> Observation:
-        raise EnvError("pictures are not available yet")
+    def _picture(self, name: str) -> np.ndarray:
+        scene = self.simulator.scene()
+        if scene is None:
+            from genrl.envs.pictures import shrunk
+
+            picture = shrunk(self._own_picture(self.settings.image_size), self.settings.image_size)
+            return np.ascontiguousarray(picture.transpose(2, 0, 1))
+        if name == "points":
+            return self.pictures.points(scene, self._seed or 0, self.elapsed)
+        return self.pictures.image(scene) if name == "image" else self.pictures.depth(scene)
+
+    def _own_picture(self, size: int) -> np.ndarray:
+        picture = self.simulator.picture(size)
+        if picture is None:
+            raise EnvError(
+                f"{self.id} has no pictures; an environment of yours has them if it is made with render=True, accepts "
+                'render_mode="rgb_array" and its render() returns an array [H, W, 3]'
+            )
+        return picture
+
+    @property
+    def pictures(self) -> Pictures:
+        """Draws this environment; made when first used."""
+        if self._pictures is None:
+            from genrl.envs.pictures import Pictures
+
+            self._pictures = Pictures(self.settings)
+        return self._pictures
 
     def render(self) -> np.ndarray:
         """The current picture [H, W, 3] uint8 of `settings.camera`, for videos.
@@ -224,7 +250,10 @@ class TaskEnv(gym.Env):
         Raises:
             EnvError: this environment cannot draw.
         """
-        raise EnvError("pictures are not available yet")
+        scene = self.simulator.scene()
+        if scene is not None:
+            return self.pictures.frame(scene)
+        return self._own_picture(self.settings.render_size)
 
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the packages that decide about results of this environment."""
@@ -234,11 +263,13 @@ class TaskEnv(gym.Env):
                 found[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 found[name] = "unknown"
+        if self._pictures is not None:
+            found["renderer"] = self._pictures.name()
         return found
 
     def close(self) -> None:
         """Free the renderer and the simulator."""
-        if self._camera is not None:
-            self._camera.close()
-            self._camera = None
+        if self._pictures is not None:
+            self._pictures.close()
+            self._pictures = None
         self.simulator.close()

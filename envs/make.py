@@ -7,14 +7,13 @@ import difflib
 import importlib
 import io
 import logging
-import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from genrl.envs.gl import prepare_rendering
 from genrl.envs.settings import EnvError, EnvSettings
 
 if TYPE_CHECKING:
@@ -127,12 +126,6 @@ def unknown(env_id: str) -> EnvError:
         how = f"families: {', '.join(FAMILIES)}; genrl.envs.list_envs(family) lists the environments of one"
     nearest = f"; nearest: {', '.join(near)}" if near else ""
     return EnvError(f"no environment {env_id!r}{nearest}. {how}. Your own: the import path package.module:make_env")
-
-
-def prepare_rendering() -> None:
-    """Choose EGL before MuJoCo is imported where there is no display and the user chose nothing."""
-    if "MUJOCO_GL" not in os.environ and not os.environ.get("DISPLAY") and sys.platform.startswith("linux"):
-        os.environ["MUJOCO_GL"] = "egl"
 
 
 @contextlib.contextmanager

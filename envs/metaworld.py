@@ -4,6 +4,9 @@ State, 39 numbers: hand position (3), gripper opening (1), position and quaterni
 18 numbers of the step before, and the goal's position (3), which is never hidden. Actions: hand displacement (3) in
 centimetres and gripper effort (1), all in [-1, 1].
 
+Pictures: camera corner2 by default. It and corner, corner3 and corner4 are mounted upside down in the model and are
+turned here, by 180 degrees and not mirrored. The default crop keeps what stands on the table and drops the table.
+
 Success is an any-time property in Meta-World's own evaluation; episodes last 500 steps there.
 """
 
@@ -19,6 +22,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from genrl.envs.base import Observation, SimStep
+from genrl.envs.rendering import Scene
 from genrl.envs.settings import EnvSettings
 
 NEVER = 10**9  # Meta-World raises once this many steps are done; `TaskEnv` has its own limit.
@@ -62,6 +66,15 @@ class MetaWorld:
         self.action_space = Box(-1.0, 1.0, (4,), np.float32)
         self.shapes = {"state": (39,)}
         self._new = copy.deepcopy({k: v for k, v in self.env.__dict__.items() if _is_plain(v)})
+        self._scene = Scene(
+            self.env.model,
+            self.env.data,
+            camera="corner2",
+            upside_down=frozenset({"corner", "corner2", "corner3", "corner4"}),
+            crop=((-0.6, 0.3, 0.005), (0.6, 1.05, 0.7)),
+            depth_range=(0.3, 2.3),
+            refresh=self._place_markers,
+        )
         self._model = {field: getattr(self.env.model, field).copy() for field in MOVED}
 
     def reset(self, seed: int) -> Observation:
@@ -95,9 +108,14 @@ class MetaWorld:
         state, reward, _, _, info = self.env.step(action)
         return SimStep({"state": state}, float(reward), False, bool(info["success"]), info)
 
-    def scene(self) -> Any:
-        """Not drawn yet."""
-        return None
+    def scene(self) -> Scene:
+        """The table, the arm and the goal's marker."""
+        return self._scene
+
+    def _place_markers(self) -> None:
+        # A step's last computation puts the markers back to where the model has them.
+        for name, position in self.env._target_site_config:
+            self.env.data.site(name).xpos = position[:3]
 
     def picture(self, size: int) -> None:
         """Drawn from the scene."""
