@@ -279,7 +279,8 @@ class Imitation(Run):
         if found.iteration and score > self.best.get("score", -float("inf")):
             self.best = {"iteration": found.iteration, "score": score}
             if self.accelerator.is_main_process:
-                self.assessor.keep_best(found, self.policy)
+                with self.optimization.evaluated_weights():
+                    self.assessor.keep_best(found, self.policy)
 
     # -------------------------------------------------------------------------------------------- checkpoints
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from genrl.envs.settings import EnvSettings
 from genrl.training.checkpoint import publish
 from genrl.training.logging import write_json
@@ -64,6 +66,7 @@ class Assessor:
             "videos": filmed,
             "video_dir": str(self.run_dir / "videos" / f"iteration-{iteration:06d}") if filmed else None,
             "consistency_samples": self.settings.consistency_samples,
+            "weights": "ema" if values.get("eval/uses_ema") else "raw",
             "out": str(self._result(iteration)),
             "threads": self.threads,
         }
@@ -75,7 +78,7 @@ class Assessor:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         else:
-            carry_out(job)
+            carry_out(job, progress=True)
 
     def result(self) -> Assessment | None:
         """The evaluation that was begun, once it has ended; None when there is none.
@@ -130,13 +133,36 @@ class Assessor:
 
 
 def metrics_of(evaluation: dict[str, Any]) -> dict[str, float]:
-    """Numbers for the log from the JSON of an evaluation."""
-    raise NotImplementedError
+    """Numbers for the log from the JSON of an evaluation; clocks are not among them, so that runs can be compared."""
+    summary = evaluation["summary"]
+    names = {"success": "success_rate", "success_low": "success_low", "success_high": "success_high"}
+    names |= {f"return{end}": f"total_reward{end}" for end in ("", "_low", "_high")}
+    names |= {"episode_length": "length", "episodes": "episodes", "distinct_starts": "distinct_starts"}
+    values = {f"eval/{name}": summary[key] for name, key in names.items()}
+    return {name: float("nan") if value is None else float(value) for name, value in values.items()}
 
 
-def carry_out(job: dict[str, Any]) -> None:
+def carry_out(job: dict[str, Any], progress: bool = False) -> None:
     """Evaluate an exported policy as a job says and write the result."""
-    raise NotImplementedError
+    from genrl.envs import evaluate
+    from genrl.policies import load_policy
+
+    if job["threads"] is not None:
+        torch.set_num_threads(job["threads"])
+    found = evaluate(
+        load_policy(job["policy"]),
+        EnvSettings.from_dict(job["env"]),
+        episodes=job["episodes"],
+        seed=job["seed"],
+        n_envs=job["n_envs"],
+        backend=job["backend"],
+        videos=job["videos"],
+        video_dir=job["video_dir"],
+        weights=job["weights"],
+        progress=progress,
+        **({"stac": job["consistency_samples"]} if job["consistency_samples"] else {}),
+    )
+    found.save(job["out"])
 
 
 def main() -> int:
