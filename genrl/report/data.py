@@ -167,7 +167,7 @@ def load_run(run_dir: str | Path) -> RunData:
     summary = _read_json(folder / "summary.json", "final summary; the run may not have ended", problems)
     config, text = _read_config(folder / "config.yaml", problems)
     samples = find_samples(folder / "samples")
-    if not samples:
+    if not samples and run.get("kind") != "policy":
         problems.append("samples/ holds no grid (iteration-000000.png, ...): no images to show.")
     return RunData(folder, rows, run, summary, config, text, samples, problems)
 

@@ -38,6 +38,11 @@ TRAINING = (
     ),
     ("Learning rate", {"lr": "learning rate"}),
 )
+POLICY_TRAINING = (
+    ("Loss", {"loss/total": "loss"}),
+    ("Gradient norm", {"grad/norm": "mean, before clipping", "grad/norm_max": "largest"}),
+    ("Learning rate", {"lr": "learning rate"}),
+)
 TIMES = (("time/rollout", "roll-out"), ("time/reward", "reward"), ("time/update", "update"))
 SHOWN = ("reward/", "step_", "time/", "cost/")  # have sections of their own
 
@@ -107,14 +112,15 @@ def training(run: RunData) -> str:
     if not train:
         return section("Training signals", absent("No training iteration was recorded."))
     charts, missing = [], []
-    for title, metrics in TRAINING:
+    policy = run.run.get("kind") == "policy"
+    for title, metrics in POLICY_TRAINING if policy else TRAINING:
         lines = [over_iterations(train, name, label, colour) for colour, (name, label) in enumerate(metrics.items())]
         charts.append(line_chart(title, lines))
         missing += [name for name, line in zip(metrics, lines, strict=True) if not line.has_values]
     body = chart_grid(charts)
     if missing:
         body += absent(f"Not recorded by this method: {', '.join(missing)}.")
-    drawn = {name for _, metrics in TRAINING for name in metrics}
+    drawn = {name for _, metrics in (*TRAINING, *POLICY_TRAINING) for name in metrics}
     names = dict.fromkeys(name for row in train.values() for name in row)
     others = [name for name in names if name not in drawn and not name.startswith(SHOWN)]
     rest = chart_grid(line_chart(name, [over_iterations(train, name)]) for name in others)

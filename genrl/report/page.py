@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-# The policy makes the promise checkable by the browser: no script, no request, images only from the file itself.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# The policy lets the browser check the promise: no script, no request, images and videos only from the file itself.
+POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
 
 STYLE = """
 :root{--bg:#f6f7f9;--card:#fff;--ink:#16191f;--soft:#5d6675;--rule:#e3e6eb;--grid:#eceef2;--zero:#b4bbc7;
@@ -61,7 +61,8 @@ table.pairs td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 table.pairs td:first-child{color:var(--soft);white-space:nowrap;width:1%;padding-right:26px}
 .grids{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,320px),1fr));gap:14px}
 .shot{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px 14px}
-.shot img{display:block;width:100%;height:auto;margin-top:8px;border-radius:4px}.pixels{image-rendering:pixelated}
+.shot img,.shot video{display:block;width:100%;height:auto;margin-top:8px;border-radius:4px}
+.pixels{image-rendering:pixelated}
 .strip{display:flex;gap:12px;overflow-x:auto;padding:4px 14px 14px}.strip .shot{flex:0 0 240px;padding:8px 10px}
 details{margin:14px 0 0}summary{cursor:pointer;padding:10px 14px;font-weight:600;font-size:.92rem}
 details>.inner{padding:0 14px 12px}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from genrl.report import diagnostics, sections
-from genrl.report.data import load_run
+from genrl.report import diagnostics, policy, sections
+from genrl.report.data import RunData, load_run
 from genrl.report.page import page, write_page
+
+Part = Callable[[RunData], str]
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -21,7 +24,12 @@ def write_report(run_dir: str | Path) -> Path:
         OSError: `report.html` cannot be written there.
     """
     run = load_run(run_dir)
-    parts = (
+    parts = _policy_parts(run) if run.run.get("kind") == "policy" else _generator_parts(run)
+    return write_page(run.folder / "report.html", page(f"{run.name}: report", "".join(part(run) for part in parts)))
+
+
+def _generator_parts(run: RunData) -> tuple[Part, ...]:
+    return (
         sections.header,
         diagnostics.problems if not run.rows else _nothing,
         sections.results,
@@ -34,7 +42,20 @@ def write_report(run_dir: str | Path) -> Path:
         diagnostics.setup,
         diagnostics.problems if run.rows else _nothing,
     )
-    return write_page(run.folder / "report.html", page(f"{run.name}: report", "".join(part(run) for part in parts)))
+
+
+def _policy_parts(run: RunData) -> tuple[Part, ...]:
+    return (
+        lambda run: sections.header(run, policy.policy_tiles),
+        diagnostics.problems if not run.rows else _nothing,
+        policy.evaluations,
+        policy.videos,
+        sections.alarms,
+        policy.episodes,
+        diagnostics.training,
+        diagnostics.setup,
+        diagnostics.problems if run.rows else _nothing,
+    )
 
 
 def _nothing(_: object) -> str:

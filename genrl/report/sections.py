@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
@@ -17,7 +17,7 @@ ALARM_WORDS = ("alarm", "guard", "fail", "error", "hack", "collapse", "nan", "in
 MAX_STRIP = 12
 
 
-def header(run: RunData) -> str:
+def header(run: RunData, tiles_of: Callable[[RunData], str] | None = None) -> str:
     word, sentence = run.status()
     chips = [f'<span class="chip">{escape(run.method)}</span>'] if run.method else []
     chips.append(f'<span class="chip {STATUS_COLOUR[word]}">{escape(sentence)}</span>')
@@ -31,7 +31,7 @@ def header(run: RunData) -> str:
     ]
     line = " · ".join(escape(f"{key} {value}") for key, value in facts if value is not None)
     meta = f'<p class="meta">{line}</p>' if line else ""
-    return f"<header><h1>{escape(run.name)}</h1>{''.join(chips)}{meta}</header>{_tiles(run)}"
+    return f"<header><h1>{escape(run.name)}</h1>{''.join(chips)}{meta}</header>{(tiles_of or _tiles)(run)}"
 
 
 def wall_seconds(run: RunData) -> float:
@@ -52,23 +52,28 @@ def _tiles(run: RunData) -> str:
     shown = gauges(run)
     chosen = [g for g in shown if g.role == "proxy"][:1] + [g for g in shown if g.role == "gauge"][:2]
     chosen += [g for g in shown if g.role == "spread"][:1]
-    tiles = []
+    found = []
     for gauge in chosen:
         sampler = next((s for s, _ in SAMPLERS if f"{s}/{gauge.name}" in after[1]), SAMPLERS[0][0])
         first, last = (row.get(f"{sampler}/{gauge.name}", NAN) for row in (before[1], after[1]))
-        tiles.append((gauge.short, number(last), f"before: {number(first)}"))
+        found.append(tile(gauge.short, number(last), f"before: {number(first)}"))
     cost, seconds = final_cost(run), wall_seconds(run)
     if math.isfinite(seconds):
-        tiles.append(
-            ("wall time", duration(seconds), "whole run" if "wall_seconds" in run.summary else "sum of the iterations")
-        )
+        whole = "whole run" if "wall_seconds" in run.summary else "sum of the iterations"
+        found.append(tile("wall time", duration(seconds), whole))
     if math.isfinite(cost):
-        tiles.append(("cost", number(cost), "forward-equivalents"))
-    body = "".join(
-        f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(foot)}</span></div>'
-        for name, value, foot in tiles
-    )
-    return f'<div class="tiles">{body}</div>' if body else ""
+        found.append(tile("cost", number(cost), "forward-equivalents"))
+    return tiles(found)
+
+
+def tile(name: str, value: str, foot: str) -> str:
+    """One number at the top of a report."""
+    return f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(foot)}</span></div>'
+
+
+def tiles(found: list[str]) -> str:
+    """Tiles in a row; nothing without one."""
+    return f'<div class="tiles">{"".join(found)}</div>' if found else ""
 
 
 def before_after(run: RunData) -> tuple[tuple[str, Mapping[str, float]], tuple[str, Mapping[str, float]]]:
