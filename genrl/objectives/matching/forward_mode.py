@@ -23,14 +23,14 @@ def directional_derivative(
     """f(inputs) and d/dh f(inputs + h directions) at h = 0, both detached.
 
     Both are computed without autocast and without a graph for backward, in float32, or float64 for float64 inputs. A
-    network that `torch.compile` has wrapped runs uncompiled here, since compiled graphs have no forward mode.
+    network that `torch.compile` has wrapped runs uncompiled here, since compiled graphs drop forward-mode derivatives.
 
     Args:
         f: function of as many tensors as there are inputs, for instance a network in evaluation of one batch.
         inputs, directions: pairs of tensors of the same shape.
 
     Raises:
-        ValueError: when an operation inside f has no forward-mode derivative.
+        ValueError: when an operation inside f has no forward-mode derivative, or loses the derivative of the inputs.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0])
@@ -54,8 +54,13 @@ def directional_derivative(
             f"an operation of the network has no forward-mode derivative: {error}; use an operation that has one "
             "(attention written out instead of the fused one), or the central difference: derivative='difference'"
         ) from error
-    # Without a tangent the output does not depend on the inputs.
-    return value.detach(), torch.zeros_like(value) if tangent is None else tangent.detach()
+    if tangent is None:
+        # A derivative of 0 would be a silent error: compiled graphs, for one, drop tangents.
+        raise ValueError(
+            "the network's output does not depend on its inputs as far as forward mode can see; look for detach(), "
+            "numpy or compiled graphs inside it, or use the central difference: derivative='difference'"
+        )
+    return value.detach(), tangent.detach()
 
 
 def _full(x: Tensor) -> Tensor:
