@@ -27,12 +27,22 @@ def fourier_features(t: Tensor, dim: int, max_frequency: float = 5.0) -> Tensor:
     Raises:
         ValueError: for an odd dim or a max_frequency of 0.5 or less.
     """
+    return _waves(t, _frequencies(dim, max_frequency, t.dtype, t.device))
+
+
+def _frequencies(
+    dim: int, max_frequency: float, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Tensor:
+    """[dim / 2] in radians per unit of t."""
     if dim % 2 or dim < 2:
         raise ValueError(f"a Fourier embedding has pairs of features; got dim={dim}, pass an even number")
     if max_frequency <= LOWEST_FREQUENCY:
         raise ValueError(f"max_frequency={max_frequency} is not above the lowest frequency {LOWEST_FREQUENCY}; try 5.0")
-    exponents = torch.linspace(0, 1, dim // 2, device=t.device, dtype=t.dtype)
-    frequencies = LOWEST_FREQUENCY * (max_frequency / LOWEST_FREQUENCY) ** exponents  # [dim / 2]
+    exponents = torch.linspace(0, 1, dim // 2, device=device, dtype=dtype)
+    return LOWEST_FREQUENCY * (max_frequency / LOWEST_FREQUENCY) ** exponents
+
+
+def _waves(t: Tensor, frequencies: Tensor) -> Tensor:
     angles = t[:, None] * frequencies  # [B, dim / 2]
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
@@ -42,13 +52,11 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, dim: int, features: int = 64, max_frequency: float = 5.0):
         super().__init__()
-        self.features = features
-        self.max_frequency = max_frequency
+        self.register_buffer("frequencies", _frequencies(features, max_frequency), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(features, dim), nn.SiLU(), nn.Linear(dim, dim))
-        fourier_features(torch.zeros(1), features, max_frequency)  # refuses bad sizes at construction
 
     def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(fourier_features(t, self.features, self.max_frequency))
+        return self.mlp(_waves(t, self.frequencies))
 
 
 def grid_positions(height: int, width: int, dim: int) -> Tensor:

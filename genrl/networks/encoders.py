@@ -136,7 +136,7 @@ class ObservationEncoder(nn.Module):
         # Not a ModuleDict: names of observations may hold dots, which parameters' names may not.
         self.encoders = nn.ModuleList(_encoder(name, spec, settings) for name, spec in self.specs.items())
         self._names = tuple(self.specs)
-        self._shapes = tuple((n_obs_steps, *spec.shape) for spec in self.specs.values())
+        self._shapes = {name: (n_obs_steps, *spec.shape) for name, spec in self.specs.items()}
         sizes = [getattr(e, "out_dim", s.shape[0]) for e, s in zip(self.encoders, self.specs.values(), strict=True)]
         self.out_dim = n_obs_steps * sum(sizes)
 
@@ -153,22 +153,27 @@ class ObservationEncoder(nn.Module):
         Raises:
             ObservationError: a name is missing, or a shape differs.
         """
+        self.check(obs)
         uniform = uniform if self.training else None
         vectors = []
-        for name, shape, encoder in zip(self._names, self._shapes, self.encoders, strict=True):
-            if name not in obs:
-                raise ObservationError(
-                    f"observation {name!r} is missing; expected are {list(self._names)}, found {list(obs)}"
-                )
+        for name, encoder in zip(self._names, self.encoders, strict=True):
             x = obs[name]
-            if tuple(x.shape[1:]) != shape:
-                raise ObservationError(_shape_message(name, shape, tuple(x.shape)))
             if isinstance(encoder, ImageEncoder):
                 x = encoder(x, uniform)
             elif not isinstance(encoder, nn.Identity):
                 x = encoder(x.flatten(0, 1)).reshape(len(x), -1)
             vectors.append(x.flatten(1))  # [B, T F]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
+
+    def check(self, obs: Mapping[str, Tensor]) -> None:
+        """Raises ObservationError as `forward` does."""
+        for name, shape in self._shapes.items():
+            if name not in obs:
+                raise ObservationError(
+                    f"observation {name!r} is missing; expected are {list(self._names)}, found {list(obs)}"
+                )
+            if obs[name].shape[1:] != shape:
+                raise ObservationError(_shape_message(name, shape, tuple(obs[name].shape)))
 
 
 def _encoder(name: str, spec: ObsSpec, settings: EncoderSettings) -> nn.Module:

@@ -229,10 +229,10 @@ class Imitation(Run):
         with self.optimization.evaluated_weights():
             if self.held_out is not None:
                 values |= self._validation(self.held_out)
-            if self.env is not None and not first and self.accelerator.is_main_process:
+            if self.assessor.active and not first and self.accelerator.is_main_process:
                 self.assessor.start(self.iteration, self.policy, values, filmed=self.evaluation.videos, wait=last)
         self.evaluated = self.iteration
-        if self.env is None or first:
+        if first or not self.assessor.active:
             self._record(Assessment(self.iteration, values))
         elif last or not self.assessor.background:
             self._collect()
@@ -258,7 +258,7 @@ class Imitation(Run):
 
     def _collect(self) -> None:
         """Take in the evaluation that runs in the background, on every process."""
-        if self.env is None:
+        if not self.assessor.active:
             return
         problem, found = "", None
         if self.accelerator.is_main_process:
@@ -285,7 +285,7 @@ class Imitation(Run):
     # -------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, name: str | None = None) -> Path:
-        if self.env is not None and self.assessor.pending not in (None, self.iteration):
+        if self.assessor.pending not in (None, self.iteration):
             self._collect()
         return super().save(name)
 
@@ -294,7 +294,7 @@ class Imitation(Run):
 
     def state(self) -> dict[str, Any]:
         # An evaluation that is still running is done again from this checkpoint, with the same result.
-        waiting = self.env is not None and self.assessor.pending is not None
+        waiting = self.assessor.pending is not None
         return {"best": self.best} | ({"evaluated": -1} if waiting else {})
 
     def load_state(self, state: dict[str, Any]) -> None:

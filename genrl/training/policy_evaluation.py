@@ -44,6 +44,7 @@ class Assessor:
         self.run_dir, self.env, self.settings, self.threads = run_dir, env, settings, threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.background = cores > 1 if settings.background is None else settings.background
+        self.active = env is not None and settings.episodes > 0
         self.pending: int | None = None  # iteration whose evaluation has begun and was not asked for yet
         self._values: dict[str, float] = {}
         self._process: subprocess.Popen[bytes] | None = None

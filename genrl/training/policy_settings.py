@@ -63,7 +63,7 @@ class PolicyEvaluationSettings:
 
     Args:
         every: iterations between two evaluations, a multiple of `trainer.log_every`; 0 evaluates only after training.
-        episodes: start states, one episode each.
+        episodes: start states, one episode each; 0 leaves episodes to `genrl evaluate`.
         seed: of the first start state.
         n_envs: environments that run at once; None takes as many as pay off. The result does not depend on it.
         backend: ``"sync"`` steps them in one process, ``"async"`` in several.
@@ -83,7 +83,7 @@ class PolicyEvaluationSettings:
     consistency_samples: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in [("every", 0), ("episodes", 1), ("seed", 0), ("videos", 0), ("consistency_samples", 0)]:
+        for name, low in [("every", 0), ("episodes", 0), ("seed", 0), ("videos", 0), ("consistency_samples", 0)]:
             if getattr(self, name) < low:
                 raise ValueError(f"evaluation.{name} = {getattr(self, name)} is too small; the least is {low}")
         if self.n_envs is not None and self.n_envs < 1:

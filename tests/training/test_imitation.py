@@ -153,7 +153,7 @@ def test_best_and_last_are_kept_apart(tmp_path, monkeypatch):
         ({}, {"every": 7}, "evaluation.every = 7 is no multiple of trainer.log_every = 5"),
         ({"batch_size": 0}, {}, "trainer.batch_size = 0 is too small"),
         ({"checkpoint_every": 7}, {}, "trainer.checkpoint_every = 7 is no multiple"),
-        ({}, {"episodes": 0}, "evaluation.episodes = 0 is too small"),
+        ({}, {"episodes": -1}, "evaluation.episodes = -1 is too small"),
         ({}, {"n_envs": 0}, "evaluation.n_envs = 0 is too small"),
     ],
 )
