@@ -23,6 +23,22 @@ _HOMES = {
     "make_vec": "vector",
     "default_n_envs": "vector",
     "WorkerDiedError": "vector",
+    "evaluate": "evaluator",
+    "Evaluation": "evaluation",
+    "EpisodeResult": "evaluation",
+    "PolicyError": "episodes",
+    "RowPolicy": "actors",
+    "Comparison": "compare",
+    "ComparisonError": "compare",
+    "compare_evaluations": "compare",
+    "StacSettings": "stac",
+    "Latency": "latency",
+    "measure_latency": "latency",
+    "VideoWriter": "videos",
+    "expert": "experts",
+    "list_experts": "experts",
+    "Expert": "experts",
+    "ExpertError": "experts",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,0 +1,308 @@
+"""What `evaluate` can run: policies over action chunks, policies of yours, and scripted experts.
+
+An actor serves many rows, each in its own episode. `start` tells it that an episode begins, `plan` gives it what each
+row has seen since and gets what each row shall do next: a chunk policy answers with all the actions that it executes
+before it looks again, others with one action.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from genrl.envs.latency import Latency, measure_latency
+from genrl.envs.settings import EnvError
+from genrl.envs.stac import StacSettings
+
+if TYPE_CHECKING:
+    from genrl.policies.base import ChunkPolicy
+    from genrl.policies.chunking import ChunkExecutor
+
+Observation = Mapping[str, np.ndarray]
+
+
+class RowPolicy(Protocol):
+    """The interface of a policy of yours that remembers something within an episode.
+
+    Rows run side by side in different episodes. What it draws at random should depend on the episode only: then results
+    do not depend on how many rows there are.
+    """
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """Episode number `episode` begins in a row; obs {name: [*shape]} is its first observation."""
+
+    def act(self, obs: Observation, active: np.ndarray) -> np.ndarray:
+        """Actions [N, A] for observations {name: [N, *shape]}; rows that are not active [N] are ignored."""
+        ...
+
+
+class Actor(Protocol):
+    """See the module."""
+
+    def start(self, row: int, episode: int, obs: Observation) -> None: ...
+
+    def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
+        """Actions [k, A] of each row, from {row: {name: [m, *shape]}} seen since its last plan (m = 0 after a start).
+
+        None lets the expert in the row's process act.
+        """
+        ...
+
+    def consistency_of(self, row: int) -> list[float] | None:
+        """D_t of the row's episode, where temporal consistency is scored."""
+
+    def latency(self) -> Latency | None: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+class Buffers:
+    """The newest observation of every row, {name: [N, *shape]}."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def put(self, row: int, obs: Observation, index: int | None = None) -> None:
+        for name, value in obs.items():
+            value = value if index is None else value[index]
+            if name not in self.arrays:
+                self.arrays[name] = np.zeros((self.rows, *value.shape), value.dtype)
+            self.arrays[name][row] = value
+
+
+class ChunkActor:
+    """A `ChunkPolicy` in a `ChunkExecutor`.
+
+    Args:
+        policy: in evaluation mode.
+        rows: N. seed: of its noise.
+        stac: also draw chunks to score temporal consistency.
+    """
+
+    def __init__(self, policy: ChunkPolicy, rows: int, seed: int, stac: StacSettings | None = None) -> None:
+        from genrl.policies.chunking import ChunkExecutor
+
+        self.policy, self.seed, self.stac = policy, seed, stac
+        self.executor: ChunkExecutor = ChunkExecutor(policy, rows, seed)
+        self.buffers = Buffers(rows)
+        self.firsts: list[dict[str, np.ndarray]] = []  # some first observations, to measure the latency on
+        self.consistency = None if stac is None else _Consistency(policy, stac, seed)
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """An episode begins."""
+        self.executor.start(row, episode, obs)
+        self.buffers.put(row, obs)
+        if len(self.firsts) < 20:
+            self.firsts.append({name: np.array(obs[name]) for name in self.policy.specs})
+        if self.consistency is not None:
+            self.consistency.start(row, episode, obs)
+
+    def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
+        """Predict for all these rows."""
+        counts = {row: len(next(iter(obs.values()))) for row, obs in news.items()}
+        for i in range(max(counts.values()) - 1):  # the history needs what was seen in between
+            fed = [row for row, count in counts.items() if i < count - 1]
+            self._act(fed, news, i)
+        chunking = self.policy.chunking
+        before = {row: self.executor.last_chunks[row].clone() for row in news} if self.consistency is not None else {}
+        actions = self._act(list(news), news, -1)
+        if self.consistency is not None:
+            for row, obs in news.items():
+                self.consistency.look(row, obs, before[row])
+        if chunking.ensembling is not None:
+            return {row: actions[row][None] for row in news}
+        chunks = self.executor.last_chunks.numpy()
+        return {row: chunks[row, chunking.first : chunking.last].copy() for row in news}
+
+    def _act(self, rows: list[int], news: Mapping[int, Observation], index: int) -> np.ndarray:
+        active = np.zeros(self.buffers.rows, dtype=bool)
+        active[rows] = True
+        for row in rows:
+            if len(next(iter(news[row].values()))):
+                self.buffers.put(row, news[row], index)
+        return self.executor.act(self.buffers.arrays, active)
+
+    def consistency_of(self, row: int) -> list[float] | None:
+        """D_t of the row's episode."""
+        return None if self.consistency is None else self.consistency.steps[row]
+
+    def latency(self) -> Latency | None:
+        """`act` on one observation in CPU memory, until its actions are in CPU memory."""
+        repeat = self.policy.chunking.n_obs_steps
+        inputs = [
+            {name: torch.from_numpy(value)[None].expand(repeat, *value.shape)[None] for name, value in first.items()}
+            for first in self.firsts
+        ]
+        if not inputs:
+            return None
+        start = time.perf_counter()
+        self.policy.act(inputs[0])
+        calls = int(min(100, max(10, 3.0 / (time.perf_counter() - start + 1e-6))))  # slow policies: about 3 seconds
+        return measure_latency(lambda obs: self.policy.act(obs).cpu(), inputs, str(self.policy.device), calls)
+
+    def describe(self) -> dict[str, Any]:
+        """What a result file says about the policy."""
+        from dataclasses import asdict
+
+        return {
+            "class": type(self.policy).__name__,
+            "fingerprint": fingerprint(self.policy),
+            "nfe": self.policy.nfe,
+            "chunking": asdict(self.policy.chunking),
+            "seed": self.seed,
+        }
+
+
+class _Consistency:
+    """Draws chunks at every replanning and scores them against the last ones."""
+
+    def __init__(self, policy: ChunkPolicy, settings: StacSettings, seed: int) -> None:
+        self.policy, self.settings, self.seed = policy, settings, seed
+        self.steps: dict[int, list[float]] = {}
+        self._samples: dict[int, torch.Tensor | None] = {}
+        self._history: dict[int, list[Observation]] = {}
+        self._episode: dict[int, int] = {}
+        self._predictions: dict[int, int] = {}
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        self.steps[row], self._samples[row], self._predictions[row] = [], None, 0
+        self._episode[row] = episode
+        self._history[row] = [dict(obs)] * self.policy.chunking.n_obs_steps
+
+    def look(self, row: int, news: Observation, chunk: torch.Tensor) -> None:
+        """After a prediction that saw `news`; `chunk` is the one before it, for warm starts."""
+        chunking, history = self.policy.chunking, self._history[row]
+        for i in range(len(next(iter(news.values())))):
+            history = [*history[1:], {name: value[i] for name, value in news.items()}]
+        self._history[row] = history
+        n, device = self.settings.samples, self.policy.device
+        obs = {}
+        for name in self.policy.specs:
+            stacked = torch.from_numpy(np.stack([seen[name] for seen in history])).to(device)
+            obs[name] = stacked.expand(n, *stacked.shape)
+        first = self._predictions[row] == 0
+        previous = None if first else chunk.to(device).expand(n, *chunk.shape)
+        samples = self.policy.predict(obs, self._noise(row), previous).to("cpu", torch.float64)
+        last = self._samples[row]
+        if last is not None:
+            self.steps[row].append(self.settings.score(last, samples, chunking.n_action_steps, chunking.first))
+        self._samples[row] = samples
+        self._predictions[row] += 1
+
+    def _noise(self, row: int) -> Callable[[int, tuple[int, ...]], torch.Tensor]:
+        from genrl.diffusion import derive_seed
+
+        episode, prediction = self._episode[row], self._predictions[row]
+
+        def noise(step: int, shape: tuple[int, ...]) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "stac", episode, prediction, step))
+            return torch.randn(shape, generator=generator)
+
+        return noise
+
+
+class StepActor:
+    """A policy of yours, asked at every step: a `RowPolicy`, or a function from {name: [n, *shape]} to [n, A].
+
+    Args:
+        policy: the policy. rows: N.
+    """
+
+    def __init__(self, policy: Any, rows: int) -> None:
+        self.policy, self.buffers = policy, Buffers(rows)
+        self.remembers = hasattr(policy, "start") and hasattr(policy, "act")
+        self.firsts: list[dict[str, np.ndarray]] = []
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """An episode begins."""
+        self.buffers.put(row, obs)
+        if self.remembers:
+            self.policy.start(row, episode, obs)
+        elif len(self.firsts) < 20:
+            self.firsts.append({name: np.array(value)[None] for name, value in obs.items()})
+
+    def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
+        """One action for each of these rows."""
+        for row, obs in news.items():
+            if len(next(iter(obs.values()))):
+                self.buffers.put(row, obs, -1)
+        rows = sorted(news)
+        if self.remembers:
+            active = np.zeros(self.buffers.rows, dtype=bool)
+            active[rows] = True
+            given = self.policy.act({name: value.copy() for name, value in self.buffers.arrays.items()}, active)
+            actions = _rows_of(given, self.buffers.rows)[rows]
+        else:
+            actions = _rows_of(self.policy({n: v[rows] for n, v in self.buffers.arrays.items()}), len(rows))
+        return {row: action[None] for row, action in zip(rows, actions, strict=True)}
+
+    def consistency_of(self, row: int) -> None:
+        """There are no chunks."""
+
+    def latency(self) -> Latency | None:
+        """A call with one observation, for functions; unknown for policies that remember."""
+        if self.remembers or not self.firsts:
+            return None
+        return measure_latency(lambda obs: np.asarray(self.policy(obs)), self.firsts)
+
+    def describe(self) -> dict[str, Any]:
+        """What a result file says about the policy."""
+        return {"class": getattr(self.policy, "__qualname__", type(self.policy).__qualname__), "nfe": None}
+
+
+class ExpertActor:
+    """A scripted expert, which acts in the process of its row.
+
+    Args:
+        name: as given to `genrl.envs.expert`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """The row's process knows."""
+
+    def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
+        """Go on."""
+        return dict.fromkeys(news, None)
+
+    def consistency_of(self, row: int) -> None:
+        """There are no chunks."""
+
+    def latency(self) -> Latency | None:
+        """Not measured."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """What a result file says about the policy."""
+        return {"class": "expert" if self.name == "auto" else self.name, "nfe": None}
+
+
+def _rows_of(actions: Any, rows: int) -> np.ndarray:
+    if isinstance(actions, torch.Tensor):
+        actions = actions.detach().cpu().numpy()
+    found = np.asarray(actions)
+    if found.ndim != 2 or len(found) != rows:
+        raise EnvError(f"the policy gave an array of shape {found.shape} for {rows} observations; expected [{rows}, A]")
+    return found
+
+
+def fingerprint(policy: torch.nn.Module) -> str:
+    """16 hex digits of everything that acting depends on: weights and statistics, without teachers."""
+    import hashlib
+
+    from genrl.policies.teacher import Teacher
+
+    teachers = tuple(f"{name}." for name, module in policy.named_modules() if isinstance(module, Teacher))
+    digest = hashlib.sha256()
+    for name, value in sorted(policy.state_dict().items()):
+        if not teachers or not name.startswith(teachers):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
