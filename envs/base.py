@@ -56,6 +56,7 @@ class Simulator(Protocol):
         max_steps: the family's usual episode length.
         success_rule: the family's rule, see `genrl.envs.episode_success`.
         packages: distributions whose versions decide about the results.
+        has_success: the task has a notion of success (locomotion has not).
     """
 
     action_space: Box
@@ -63,9 +64,10 @@ class Simulator(Protocol):
     max_steps: int
     success_rule: str
     packages: tuple[str, ...]
+    has_success: bool
 
-    def reset(self, seed: int) -> Observation:
-        """Start the episode that the seed determines, whatever happened before."""
+    def reset(self, seed: int) -> SimStep:
+        """Start the episode that the seed determines, whatever happened before (reward 0)."""
         ...
 
     def step(self, action: np.ndarray) -> SimStep:
@@ -102,6 +104,7 @@ class TaskEnv(gym.Env):
         family: name of the family, ``"metaworld"`` for example, ``"own"`` for an environment of yours.
         max_steps: length at which episodes are cut.
         success_rule: ``"any"``, ``"final"``, ``"hold:K"`` or ``"count:K"``.
+        has_success: the task has a notion of success; without one every flag is False.
         simulator: the family's object (scripted experts look inside).
         elapsed: steps since the last reset.
         vectors: all vectors that the simulator gave last, asked for or not (scripted experts see the state of a task
@@ -120,6 +123,7 @@ class TaskEnv(gym.Env):
         self.family = family
         self.max_steps = settings.max_steps or simulator.max_steps
         self.success_rule = settings.success or simulator.success_rule
+        self.has_success = simulator.has_success
         self.elapsed = 0
         self.vectors: Mapping[str, np.ndarray] = {}
         self._seed: int | None = None  # of this episode; None before the first reset
@@ -172,13 +176,13 @@ class TaskEnv(gym.Env):
             options: not used.
 
         Returns:
-            Observation and ``info`` with ``"seed"`` and ``"success"`` (False).
+            Observation and ``info`` with ``"seed"`` and ``"success"`` (True if the start already is in the goal)
         """
         super().reset(seed=None if seed is None else int(seed))
         self._seed = int(seed) if seed is not None else int(self.np_random.integers(2**31 - 1))
         self.elapsed = 0
-        vectors = self.simulator.reset(self._seed)
-        return self._observe(vectors), {"seed": self._seed, "success": False}
+        start = self.simulator.reset(self._seed)
+        return self._observe(start.obs), {**start.info, "seed": self._seed, "success": bool(start.success)}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One control step.

@@ -37,6 +37,14 @@ class Family:
 
 FAMILIES = {
     "metaworld": Family("genrl.envs.metaworld", "metaworld", "Meta-World v3, 50 arm tasks"),
+    "maze": Family("genrl.envs.maze", "robotics", "point and ant mazes, and TwoWays"),
+    "robotics": Family("genrl.envs.robotics", "robotics", "Fetch arm and Shadow hand"),
+    "adroit": Family("genrl.envs.adroit", "robotics", "Adroit hand: door, hammer, pen, relocate"),
+    "kitchen": Family("genrl.envs.kitchen", "robotics", "FrankaKitchen"),
+    "robosuite": Family("genrl.envs.robosuite", "robosuite", "manipulation with robomimic's names"),
+    "ogbench": Family("genrl.envs.ogbench", "ogbench", "cube, scene, puzzle and mazes"),
+    "pusht": Family("genrl.envs.pusht", "pusht", "push a T onto its outline"),
+    "gymnasium": Family("genrl.envs.gymnasium_mujoco", "robotics", "MuJoCo locomotion"),
 }
 
 

@@ -21,7 +21,7 @@ import mujoco
 import numpy as np
 from gymnasium.spaces import Box
 
-from genrl.envs.base import Observation, SimStep
+from genrl.envs.base import SimStep
 from genrl.envs.rendering import Scene
 from genrl.envs.settings import EnvSettings
 
@@ -56,6 +56,7 @@ class MetaWorld:
     max_steps = 500
     success_rule = "any"
     packages = ("metaworld", "mujoco")
+    has_success = True
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self.env = tasks.ALL_V3_ENVIRONMENTS[name](**kwargs)
@@ -77,7 +78,7 @@ class MetaWorld:
         )
         self._model = {field: getattr(self.env.model, field).copy() for field in MOVED}
 
-    def reset(self, seed: int) -> Observation:
+    def reset(self, seed: int) -> SimStep:
         """Start from the state that the seed draws."""
         env = self.env
         self._renew()
@@ -91,7 +92,7 @@ class MetaWorld:
         self._renew()
         env._freeze_rand_vec, env._last_rand_vec = True, start
         state, _ = env.reset()
-        return {"state": state}
+        return SimStep({"state": state}, 0.0, False, False)
 
     def _renew(self) -> None:
         env = self.env

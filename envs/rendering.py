@@ -33,6 +33,7 @@ class Scene:
             "azimuth": degrees, "elevation": degrees}.
         upside_down: cameras of the model that are mounted upside down.
         crop: the part of space where things happen, lowest and highest corner in metres.
+        groups: groups of the model's shapes that are drawn (0 to 5).
         depth_range: metres between which depth pictures have their 255 steps.
         refresh: called before a picture is drawn, for markers that the simulator moves by hand.
         last_camera: the pinhole model of the newest picture.
@@ -44,6 +45,7 @@ class Scene:
     upside_down: frozenset[str] = frozenset()
     crop: Box3 | None = None
     depth_range: tuple[float, float] = (0.0, 3.0)
+    groups: tuple[int, ...] = (0, 1, 2)
     refresh: Callable[[], None] | None = None
     last_camera: CameraModel | None = None
 
@@ -134,6 +136,7 @@ class View:
         """
         if scene.refresh is not None:
             scene.refresh()
+        self.option.geomgroup[:] = [group in scene.groups for group in range(6)]
         eye, turned = camera_of(scene, camera)
         mujoco.mjv_updateScene(
             scene.model, scene.data, self.option, None, eye, mujoco.mjtCatBit.mjCAT_ALL.value, self.geoms
