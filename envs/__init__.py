@@ -39,6 +39,9 @@ _HOMES = {
     "list_experts": "experts",
     "Expert": "experts",
     "ExpertError": "experts",
+    "collect": "collection",
+    "CollectSettings": "collection",
+    "ScriptedDemonstrations": "collection",
 }
 __all__ = sorted(_HOMES)
 

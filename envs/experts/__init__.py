@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -98,7 +99,7 @@ def _instead(env_id: str, known: list[str]) -> str:
     return f"; experts: {', '.join(shown)}{more}. Or {own}"
 
 
-def _own(path: str) -> Expert:
+def _own(path: str) -> OwnExpert:
     from genrl.parts import ConfigError, import_object
 
     try:
@@ -115,6 +116,20 @@ def _own(path: str) -> Expert:
         if not callable(found):
             raise ExpertError(f"expert {path} makes an object that cannot be called as expert(obs, env)")
     return OwnExpert(found)
+
+
+def own_source(path: str) -> Path | None:
+    """The file of a user's expert, None if it has none.
+
+    Raises:
+        ExpertError: the import path leads to no expert.
+    """
+    call = _own(path).call
+    try:
+        file = inspect.getsourcefile(call if inspect.isfunction(call) else type(call))
+    except TypeError:
+        return None
+    return None if file is None else Path(file)
 
 
 class OwnExpert:
