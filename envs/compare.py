@@ -22,7 +22,8 @@ class Comparison:
 
     Args:
         first, second: the evaluations A and B.
-        success: difference of the success rates, Newcombe's 95 % interval for pairs and McNemar's exact p-value.
+        success: difference of the success rates, Newcombe's 95 % interval for pairs and McNemar's exact p-value; None
+            in a task without a notion of success.
         total_reward: difference of the returns, Student's paired interval and p-value; None where episodes ended at
             their success, which makes a return say when and not how well.
         both, only_first, only_second, neither: numbers of start states by who succeeded.
@@ -32,7 +33,7 @@ class Comparison:
 
     first: Evaluation
     second: Evaluation
-    success: PairedDifference
+    success: PairedDifference | None
     total_reward: PairedDifference | None
     both: int
     only_first: int
@@ -42,11 +43,14 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def verdict(self) -> str:
-        """One sentence about the success rates."""
-        p = self.success.p_value
-        if p >= 0.05:
-            return f"the data do not show that one succeeds more often (p = {p:.2g})"
-        return f"{'B' if self.success.difference > 0 else 'A'} succeeds more often (p = {p:.2g})"
+        """One sentence about the success rates, or about the returns where there are none."""
+        found, what = (
+            (self.success, "succeeds more often") if self.success else (self.total_reward, "has higher returns")
+        )
+        if found is None or not found.p_value < 0.05:
+            p = "" if found is None else f" (p = {found.p_value:.2g})"
+            return f"the data do not show that one {what}{p}"
+        return f"{'B' if found.difference > 0 else 'A'} {what} (p = {found.p_value:.2g})"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of a table, the first is the heading."""
@@ -54,22 +58,24 @@ class Comparison:
         rows: list[tuple[str, ...]] = [
             ("", "A", "B", "B - A", "95 % interval", "p"),
             ("policy", _policy(a), _policy(b), "", "", ""),
-            ("success", _share(a), _share(b), *_difference(self.success, 100, " %")),
         ]
+        if self.success is not None:
+            rows.append(("success", _share(a), _share(b), *_difference(self.success, 100, " %")))
         if self.total_reward is not None:
             means = [f"{e.mean('total_reward'):.4g}" for e in (a, b)]
             rows.append(("return", *means, *_difference(self.total_reward)))
         if self.length is not None:
             rows.append(("steps where both succeed", "", "", *_difference(self.length)))
-        rows.append(("start states", f"only A: {self.only_first}", f"only B: {self.only_second}",
-                     f"both: {self.both}", f"neither: {self.neither}", ""))  # fmt: skip
+        if self.success is not None:
+            only = (f"only A: {self.only_first}", f"only B: {self.only_second}")
+            rows.append(("start states", *only, f"both: {self.both}", f"neither: {self.neither}", ""))
         rows.append(("result", self.verdict(), "", "", "", ""))
         return rows + [("note", text, "", "", "", "") for text in self.notes]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "success": asdict(self.success),
+            "success": None if self.success is None else asdict(self.success),
             "total_reward": None if self.total_reward is None else asdict(self.total_reward),
             "length": None if self.length is None else asdict(self.length),
             "both": self.both,
@@ -100,7 +106,7 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
         for name in TASK
         if first.env.get(name) != second.env.get(name)
     ]
-    for name in ("success_rule", "max_steps", "stop_at_success"):
+    for name in ("has_success", "success_rule", "max_steps", "stop_at_success"):
         if getattr(first, name) != getattr(second, name):
             differing.append(f"{name}: {getattr(first, name)!r} and {getattr(second, name)!r}")
     for label, evaluation in (("A", first), ("B", second)):
@@ -122,7 +128,9 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     return Comparison(
         first=first,
         second=second,
-        success=paired_shares([e.success for e in a], [e.success for e in b]),
+        success=paired_shares([bool(e.success) for e in a], [bool(e.success) for e in b])
+        if first.has_success
+        else None,
         total_reward=None
         if first.stop_at_success and (first.successes or second.successes)
         else paired_means([e.total_reward for e in a], [e.total_reward for e in b]),

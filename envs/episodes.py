@@ -41,6 +41,7 @@ class EpisodeRunner:
         pool: see `genrl.envs.rollout`.
         episodes: their number. seed: episode i starts from ``reset(seed=seed + i)``.
         action_shape: of the environment.
+        has_success: the task has a notion of success.
         keep_actions: remember what was executed, for videos.
 
     Attributes:
@@ -49,10 +50,17 @@ class EpisodeRunner:
     """
 
     def __init__(
-        self, actor: Actor, pool: Pool, episodes: int, seed: int, action_shape: tuple[int, ...], keep_actions: bool
+        self,
+        actor: Actor,
+        pool: Pool,
+        episodes: int,
+        seed: int,
+        action_shape: tuple[int, ...],
+        has_success: bool = True,
+        keep_actions: bool = False,
     ) -> None:
         self.actor, self.pool, self.episodes, self.seed = actor, pool, episodes, seed
-        self.action_shape, self.keep_actions = action_shape, keep_actions
+        self.action_shape, self.has_success, self.keep_actions = action_shape, has_success, keep_actions
         self.finished: dict[int, EpisodeResult] = {}
         self.actions: dict[int, np.ndarray] = {}
         self.consistency: dict[int, list[float]] = {}
@@ -151,7 +159,7 @@ class EpisodeRunner:
         self.finished[number] = EpisodeResult(
             episode=number,
             seed=episode.seed,
-            success=stretch.success,
+            success=stretch.success if self.has_success else None,
             success_step=stretch.success_step,
             total_reward=float(np.sum(np.array(episode.rewards, np.float64))),
             length=length,

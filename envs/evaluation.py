@@ -47,7 +47,8 @@ class EpisodeResult:
 
     Args:
         episode: number, from 0. seed: of the reset, which determines the start state.
-        success: under the evaluation's rule. success_step: first step whose flag said success, None without one.
+        success: under the evaluation's rule; None in a task without a notion of success.
+        success_step: first step whose flag said success, None without one.
         total_reward: sum of the rewards until the end. length: steps until the end.
         ended: ``"success"`` (stopped, as success was certain), ``"terminated"`` (by the task), ``"truncated"`` (time).
         start: fingerprint of the first observation.
@@ -56,7 +57,7 @@ class EpisodeResult:
 
     episode: int
     seed: int
-    success: bool
+    success: bool | None
     success_step: int | None
     total_reward: float
     length: int
@@ -71,6 +72,7 @@ class Evaluation:
 
     Args:
         env: settings of the environment. success_rule: how flags become success. max_steps: time limit.
+        has_success: whether the task has a notion of success; without one only returns are measured.
         stop_at_success: whether an episode ended as soon as its success was certain; rewards and lengths then count
             until there.
         seed: episode i started from ``reset(seed=seed + i)``. planned: number of episodes that were asked for.
@@ -94,6 +96,7 @@ class Evaluation:
     policy: Mapping[str, Any]
     versions: Mapping[str, str]
     episodes: tuple[EpisodeResult, ...]
+    has_success: bool = True
     stac: Mapping[str, Any] | None = None
     videos: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -108,17 +111,18 @@ class Evaluation:
     @property
     def successes(self) -> int:
         """Number of successful episodes."""
-        return sum(episode.success for episode in self.episodes)
+        return sum(bool(episode.success) for episode in self.episodes)
 
     @property
     def success_rate(self) -> float:
-        """Share of successful episodes, NaN without episodes."""
-        return self.successes / len(self.episodes) if self.episodes else math.nan
+        """Share of successful episodes; NaN without episodes, and in a task without a notion of success."""
+        return self.successes / len(self.episodes) if self.episodes and self.has_success else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval of the success rate."""
-        return wilson_interval(self.success_rate, len(self.episodes)) if self.episodes else (math.nan, math.nan)
+        share = self.success_rate
+        return (math.nan, math.nan) if math.isnan(share) else wilson_interval(share, len(self.episodes))
 
     @property
     def distinct_starts(self) -> int:
@@ -144,7 +148,7 @@ class Evaluation:
             {
                 "episodes": len(self.episodes),
                 "complete": self.complete,
-                "successes": self.successes,
+                "successes": self.successes if self.has_success else None,
                 "success_rate": self.success_rate,
                 "success_low": low,
                 "success_high": high,
@@ -160,18 +164,22 @@ class Evaluation:
         """(what, value) rows for people."""
         numbers = self.summary()
         n, policy = len(self.episodes), self.policy
-        until = " until success or end" if self.stop_at_success else ""
+        until = " until success or end" if self.stop_at_success and self.has_success else ""
         rows = [
             ("environment", f"{self.env['id']}, at most {self.max_steps} steps"),
             ("policy", f"{policy.get('class', '?')}, weights: {policy.get('weights', '?')}"),
-            ("success", f"{_percent(numbers['success_rate'])} ({self.successes} of {n}), 95 % interval "
-                        f"{_percent(numbers['success_low'])} to {_percent(numbers['success_high'])}"),
-            ("success rule", self.success_rule),
+        ]
+        if self.has_success:
+            low, high = (_percent(numbers[name]) for name in ("success_low", "success_high"))
+            counts = f"{self.successes} of {n}"
+            rows.append(("success", f"{_percent(numbers['success_rate'])} ({counts}), 95 % interval {low} to {high}"))
+            rows.append(("success rule", self.success_rule))
+        total = [numbers[f"total_reward{end}"] for end in ("", "_low", "_high")]
+        rows += [
             ("start seeds", f"{_seeds(self.seeds)}, {self.distinct_starts} different starts"),
-            (f"return{until}", _number(numbers["total_reward"], numbers["total_reward_low"],
-                                       numbers["total_reward_high"])),
+            (f"return{until}", _number(*total)),
             (f"length{until}", _number(numbers["length"])),
-        ]  # fmt: skip
+        ]
         if policy.get("nfe") is not None:
             rows.append(("network calls per chunk", str(policy["nfe"])))
         if self.latency is not None:

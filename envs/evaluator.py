@@ -107,7 +107,7 @@ def evaluate(
             pool = LocalPool(settings, rows, stop_at_success, acting, first=probe)
         else:
             pool = ProcessPool(settings, rows, workers, stop_at_success, acting)
-        runner = EpisodeRunner(actor, pool, episodes, seed, probe.action_space.shape, keep_actions=film)
+        runner = EpisodeRunner(actor, pool, episodes, seed, probe.action_space.shape, probe.has_success, film)
         facts = _facts(policy, settings, probe, stop_at_success, seed, episodes, weights)
         timing = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -144,6 +144,7 @@ def _facts(
         "env": settings.to_dict(),
         "success_rule": probe.success_rule,
         "max_steps": probe.max_steps,
+        "has_success": probe.has_success,
         "stop_at_success": stop_at_success,
         "seed": seed,
         "planned": episodes,

@@ -43,7 +43,8 @@ def film_episodes(
     names = []
     with contextlib.closing(settings.make(render=True)) as env:
         for episode in chosen(episodes, count):
-            name = f"episode-{episode.episode:04d}-{'success' if episode.success else 'failure'}.mp4"
+            outcome = {None: "", True: "-success", False: "-failure"}[episode.success]
+            name = f"episode-{episode.episode:04d}{outcome}.mp4"
             path = Path(folder) / name
             total, fps = 0.0, float(env.metadata.get("render_fps") or 20)
             with VideoWriter(path, fps) as video:
@@ -62,7 +63,7 @@ def chosen(episodes: Sequence[EpisodeResult], count: int) -> list[EpisodeResult]
     """The first episode, then the worst: failures with the lowest return, then the longest successes."""
 
     def badness(episode: EpisodeResult) -> tuple[bool, float, int]:
-        return episode.success, -episode.length if episode.success else episode.total_reward, episode.episode
+        return bool(episode.success), -episode.length if episode.success else episode.total_reward, episode.episode
 
     first = episodes[0]
     return [first, *sorted((e for e in episodes if e is not first), key=badness)][:count]

@@ -35,7 +35,7 @@ def with_consistency(
     if settings.calibration is not None:
         thresholds = [calibrated_threshold(settings)] * len(scored)
     else:
-        thresholds = leave_one_out_thresholds(highest, [e.success for e in scored], settings.alpha)
+        thresholds = leave_one_out_thresholds(highest, [bool(e.success) for e in scored], settings.alpha)
     of = {e.episode: threshold for e, threshold in zip(scored, thresholds, strict=True)}
     found = []
     for episode in episodes:
