@@ -297,7 +297,8 @@ def _read_table(file: Path) -> Any:
     if not file.is_file():
         raise DataError("is missing", file)
     try:
-        return parquet.read_table(file)
+        with parquet.ParquetFile(file) as opened:
+            return opened.read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"is no readable parquet file ({error}); copy it again if it was cut off", file) from error
 

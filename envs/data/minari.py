@@ -22,7 +22,8 @@ from genrl.envs.data.reading import Extras, Key, Reader, natural_order
 from genrl.envs.data.robomimic import open_hdf5
 
 name = "minari"
-description = "Minari (folder with data/main_data.hdf5, or Arrow): observations, actions, terminations"
+description = "Minari (folder with data/main_data.hdf5, Arrow or Parquet): observations, actions, terminations"
+TABLES = ("arrow", "parquet")
 MAIN_FILE, METADATA = "main_data.hdf5", "metadata.json"
 SUCCESS = ("infos/success", "infos/is_success")
 ENDS = {
@@ -39,9 +40,7 @@ def detect(path: Path) -> bool:
 def open(path: Path) -> Iterator[Reader]:
     folder = _folder(path)
     if folder is None:
-        raise DataError(
-            f"is no Minari data set: there is no {METADATA} with {MAIN_FILE} or Arrow files beside it", path
-        )
+        raise DataError(f"is no Minari data set: there is no {METADATA} with {MAIN_FILE} or tables beside it", path)
     file = folder / METADATA
     try:
         metadata = dict(json.loads(file.read_text()))
@@ -51,34 +50,61 @@ def open(path: Path) -> Iterator[Reader]:
     if form == "hdf5":
         with open_hdf5(folder / MAIN_FILE) as episodes:
             yield MinariReader(path, metadata, episodes)
-    elif form == "arrow":
-        yield MinariReader(path, metadata, ArrowEpisodes(folder, int(metadata.get("total_episodes", 0))))
+    elif form in TABLES:
+        yield MinariReader(path, metadata, TableEpisodes(folder, form, metadata))
     else:
-        raise DataError(f"stores its episodes as {form!r}; this reader knows hdf5 and arrow", file, key="data_format")
+        raise DataError(
+            f"stores its episodes as {form!r}; known are hdf5, {', '.join(TABLES)}", file, key="data_format"
+        )
 
 
-class ArrowEpisodes(Mapping[str, Any]):
-    """Episodes of an Arrow data set as nested dictionaries of arrays; Minari decodes them."""
+class TableEpisode(dict[str, Any]):
+    """One episode as nested dictionaries of arrays, with the attributes that HDF5 has."""
 
-    def __init__(self, folder: Path, total: int):
+    attrs: dict[str, Any]
+
+
+class TableEpisodes(Mapping[str, Any]):
+    """Episodes of an Arrow or Parquet data set; the last one read is kept."""
+
+    def __init__(self, folder: Path, form: str, metadata: Mapping[str, Any]):
         try:
-            from minari.dataset.minari_storage import MinariStorage
+            import pyarrow.dataset  # noqa: F401
         except ImportError as error:
-            raise ImportError('Minari\'s Arrow files need minari: pip install "genrl[data]"') from error
-        self.storage, self.total = MinariStorage.read(folder), total
-        self._last: tuple[str, dict[str, Any]] | None = None
+            raise ImportError(f'Minari\'s {form} files need pyarrow: pip install "genrl[data]"') from error
+        self.folder, self.form = folder, form
+        self.spaces = {"observations": metadata.get("observation_space"), "actions": metadata.get("action_space")}
+        self.numbers = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+        self._last: tuple[str, TableEpisode] | None = None
 
-    def __getitem__(self, name: str) -> dict[str, Any]:
+    def __getitem__(self, name: str) -> TableEpisode:
         if self._last is None or self._last[0] != name:
-            index = int(name.rpartition("_")[2])
-            self._last = (name, dict(next(iter(self.storage.get_episodes([index])))))
+            self._last = (name, self._read(self.folder / name.rpartition("_")[2]))
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
-        return (f"episode_{i}" for i in range(self.total))
+        return (f"episode_{number}" for number in self.numbers)
 
     def __len__(self) -> int:
-        return self.total
+        return len(self.numbers)
+
+    def _read(self, folder: Path) -> TableEpisode:
+        import pyarrow
+        import pyarrow.dataset as dataset
+
+        try:
+            files = dataset.dataset(str(folder), format=self.form, ignore_prefixes=["_", ".", METADATA])
+            table = files.to_table().combine_chunks()
+            attrs = json.loads((folder / METADATA).read_text())
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"cannot be read ({error}); copy it again if it was cut off", folder) from error
+        episode = TableEpisode()
+        episode.attrs = attrs
+        for key in table.column_names:
+            space = json.loads(self.spaces.get(key) or "{}")
+            values = _column(table[key].combine_chunks(), space)
+            episode[key] = values if key in ("observations", "infos") else _cut(values, int(attrs["total_steps"]))
+        return episode
 
 
 class MinariReader:
@@ -186,7 +212,7 @@ class MinariReader:
         stored = np.asarray(leaf[()] if hasattr(leaf, "attrs") else leaf)
         shape = tuple(_inner_space(self.observations, key.partition("/")[2]).get("shape", ()))
         compressed = key.startswith("observations") and len(shape) in (2, 3) and stored.shape[1:] != shape
-        return _pictures(stored, key) if compressed and hasattr(leaf, "attrs") else stored
+        return _pictures(stored, key) if compressed else stored
 
 
 def _folder(path: Path) -> Path | None:
@@ -194,7 +220,7 @@ def _folder(path: Path) -> Path | None:
     for folder in (path, path / "data", path.parent if path.name == MAIN_FILE else path):
         if (folder / METADATA).is_file():
             with contextlib.suppress(OSError, ValueError):
-                if (folder / MAIN_FILE).is_file() or "arrow" in (folder / METADATA).read_text():
+                if (folder / MAIN_FILE).is_file() or '"data_format"' in (folder / METADATA).read_text():
                     return folder
     return None
 
@@ -223,6 +249,29 @@ def _inner_space(space: dict[str, Any], inner: str) -> dict[str, Any]:
             spaces = {f"_index_{i}": item for i, item in enumerate(spaces)}
         space = spaces.get(part, {})
     return space
+
+
+def _column(column: Any, space: dict[str, Any]) -> Any:
+    """A column as an array [rows, *shape], bytes as objects, a struct as a dictionary."""
+    if hasattr(column, "field"):
+        fields = {column.type.field(i).name: column.field(i) for i in range(column.type.num_fields)}
+        tuples = isinstance(space.get("subspaces"), list)
+        return {
+            f"_index_{name}" if tuples else name: _column(
+                values, _inner_space(space, f"_index_{name}" if tuples else name)
+            )
+            for name, values in fields.items()
+        }
+    rows = len(column)
+    while hasattr(column, "flatten") and hasattr(column.type, "value_type"):
+        column = column.flatten()
+    values = column.to_numpy(zero_copy_only=False)
+    shape = space.get("shape")
+    return values.reshape(rows, *shape) if shape and len(values) != rows else values
+
+
+def _cut(values: Any, steps: int) -> Any:
+    return {name: _cut(inner, steps) for name, inner in values.items()} if isinstance(values, dict) else values[:steps]
 
 
 def _whole(stored: Any) -> np.ndarray | None:
