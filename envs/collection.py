@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,11 +172,13 @@ class ScriptedDemonstrations:
     """Demonstrations that are collected when they are needed, and kept in the cache (a `data` part of configurations).
 
     Args:
+        env: the task; None takes the one in which the run evaluates.
+        validation_fraction: share of the episodes that is held out of training, to measure the loss on.
         cache_dir: the cache's folder; None takes ``$GENRL_CACHE``, else ``~/.cache/genrl``. For the others see
             `CollectSettings`.
     """
 
-    env: EnvSettings
+    env: EnvSettings | None = None
     episodes: int = 50
     seed: int = 0
     noise: float = 0.0
@@ -185,15 +187,21 @@ class ScriptedDemonstrations:
     noise_label: Literal["clean", "executed"] = "clean"
     keep_failures: bool = False
     workers: int = 1
+    validation_fraction: float = 0.0
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "env", EnvSettings.of(self.env))
-        self._settings("unused.hdf5")  # checks the rest
+        if self.env is not None:
+            object.__setattr__(self, "env", EnvSettings.of(self.env))
+            self._settings("unused.hdf5")  # checks the rest
+
+    def bound_to(self, env: EnvSettings | None) -> ScriptedDemonstrations:
+        """The same with the environment of a run where none of its own is set."""
+        return self if self.env is not None or env is None else replace(self, env=env)
 
     def _settings(self, out: str) -> CollectSettings:
         return CollectSettings(
-            env=self.env,
+            env=self._env(),
             out=out,
             expert=self.expert,
             episodes=self.episodes,
@@ -205,6 +213,11 @@ class ScriptedDemonstrations:
             workers=self.workers,
         )
 
+    def _env(self) -> EnvSettings:
+        if self.env is None:
+            raise ExpertError("data.env is not set and the run has no env; name the task whose expert demonstrates")
+        return self.env
+
     def load(self, progress: bool = True) -> Demonstrations:
         """The demonstrations, collected now if no equal ones are in the cache.
 
@@ -213,10 +226,10 @@ class ScriptedDemonstrations:
         """
         from genrl.generators.cache import cached_folder
 
-        with contextlib.closing(self.env.make()) as env:
+        with contextlib.closing(self._env().make()) as env:
             versions = env.versions()
         key = {
-            "env": self.env.to_dict(),
+            "env": self._env().to_dict(),
             "episodes": self.episodes,
             "seed": self.seed,
             "noise": self.noise,
@@ -228,7 +241,7 @@ class ScriptedDemonstrations:
             "genrl": genrl.__version__,
             "code": _code_of(self.expert),
         }
-        name = f"demonstrations-{self.env.id.replace('/', '-').replace(':', '-')}"
+        name = f"demonstrations-{self._env().id.replace('/', '-').replace(':', '-')}"
         folder = cached_folder(name, key, lambda made: self._make(made, progress), self.cache_dir)
         return open_demonstrations(folder / FILE)
 

@@ -66,6 +66,7 @@ class Imitation(Run):
         trainer = PolicyTrainerSettings() if trainer is None else trainer
         evaluation = PolicyEvaluationSettings() if evaluation is None else evaluation
         super().__init__(name, run_dir, seed, trainer, evaluation, config)
+        data = data.bound_to(env) if hasattr(data, "bound_to") else data  # its own environment, or this one
         self.policy, self.data, self.env = policy, data, env
         self.stride = trainer.log_every
         self.optimization = Optimization(trainer, lambda: policy.state_dict(), lambda s: policy.load_state_dict(s))
