@@ -311,7 +311,7 @@ class Imitation(Run):
 
     def summary_sections(self) -> list[tuple[str, str, set[str]]]:
         title = "held-out demonstrations" if self.env is None else f"{self.evaluation.episodes} episodes, last weights"
-        return [("eval/", title, set())]
+        return [("eval/", title, {"episodes", "distinct_starts"})]
 
     def describe(self) -> dict[str, Any]:
         chunking = self.policy.chunking

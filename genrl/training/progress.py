@@ -68,7 +68,8 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
     for heading in (run.measured_on, "before", last, *real):
         table.add_column(heading, justify="left" if heading == run.measured_on else "right")
     for prefix, title, hidden in run.summary_sections():
-        rows = [k for k in summary.before if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
+        keys = dict.fromkeys([*summary.before, *summary.after])
+        rows = [k for k in keys if k.startswith(prefix) and not k.endswith(_HIDDEN) and _shown(k, prefix)]
         rows = [k for k in rows if k.removeprefix(prefix) not in hidden]
         if not rows:
             continue
@@ -82,7 +83,10 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
                 _cell(summary.after, key),
                 *(["" if reference is None else f"{reference:.3f}"] if real else []),
             )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print(f"{table.title}; nothing was measured")
     console.print(
         f"{summary.wall_seconds:.0f} s wall time, {summary.forward_equivalents / 1000:.1f} thousand "
         f"{run.cost_unit}, weights moved by {summary.weight_change:.3g}"
