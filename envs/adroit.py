@@ -14,6 +14,7 @@ from __future__ import annotations
 import gymnasium as gym
 import gymnasium_robotics
 
+from genrl.envs.base import TARGET
 from genrl.envs.gym_scene import GymScene
 from genrl.envs.gym_simulator import GymSimulator, make_bare, newest
 from genrl.envs.settings import EnvSettings
@@ -34,4 +35,4 @@ def build(name: str, settings: EnvSettings) -> GymSimulator:
     env, limit = make_bare(name, **settings.kwargs)
     rule = "count:21" if "Pen" in name else "count:26"
     scene = GymScene(env, crop=((-0.6, -0.7, -0.05), (0.6, 0.7, 0.8)), depth_range=(0.2, 2.5))
-    return GymSimulator(env, limit, rule, PACKAGES, scene=scene)
+    return GymSimulator(env, limit, rule, PACKAGES, scene=scene, actions=TARGET)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from genrl.envs.settings import PICTURES, EnvError, EnvSettings
+from genrl.envs.settings import PICTURES, EnvError, EnvSettings, picture_of
 
 try:
     import gymnasium as gym
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from genrl.networks.encoders import ObsSpec
 
 Observation = dict[str, np.ndarray]
+UNSPECIFIED = {"frame": "unspecified", "rotation": "unspecified"}
+DISPLACEMENT = {"frame": "delta", "rotation": "none"}
+TARGET = {"frame": "absolute", "rotation": "none"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Simulator(Protocol):
         success_rule: the family's rule, see `genrl.envs.episode_success`.
         packages: distributions whose versions decide about the results.
         has_success: the task has a notion of success (locomotion has not).
+        actions: what the numbers of an action are: "frame" (``"delta"``, ``"absolute"`` or ``"unspecified"``) and
+            "rotation" (``"axis_angle"``, ``"none"``, ...), see `genrl.envs.data.ActionRepresentation`.
     """
 
     action_space: Box
@@ -65,6 +70,7 @@ class Simulator(Protocol):
     success_rule: str
     packages: tuple[str, ...]
     has_success: bool
+    actions: dict[str, str]
 
     def reset(self, seed: int) -> SimStep:
         """Start the episode that the seed determines, whatever happened before (reward 0)."""
@@ -105,6 +111,7 @@ class TaskEnv(gym.Env):
         max_steps: length at which episodes are cut.
         success_rule: ``"any"``, ``"final"``, ``"hold:K"`` or ``"count:K"``.
         has_success: the task has a notion of success; without one every flag is False.
+        action_representation: "frame" and "rotation" of the actions, which those of data and policy must equal.
         simulator: the family's object (scripted experts look inside).
         elapsed: steps since the last reset.
         vectors: all vectors that the simulator gave last, asked for or not (scripted experts see the state of a task
@@ -124,32 +131,42 @@ class TaskEnv(gym.Env):
         self.max_steps = settings.max_steps or simulator.max_steps
         self.success_rule = settings.success or simulator.success_rule
         self.has_success = simulator.has_success
+        self.action_representation = dict(simulator.actions)
         self.elapsed = 0
         self.vectors: Mapping[str, np.ndarray] = {}
         self._seed: int | None = None  # of this episode; None before the first reset
         self._pictures: Pictures | None = None  # made at the first picture, in the process that needs it
         self.action_space = simulator.action_space
-        self.observation_space = Dict({name: self._space(name) for name in settings.observations})
+        # Pairs, not a dictionary, whose names gymnasium would sort.
+        self.observation_space = Dict([(name, self._space(name)) for name in settings.observations])
 
     def _space(self, name: str) -> Box:
         size = self.settings.image_size
-        if name in PICTURES and self.simulator.scene() is None and not (name == "image" and self._draws()):
+        if name in self.simulator.shapes:
+            return Box(-np.inf, np.inf, self.simulator.shapes[name], np.float32)
+        picture = picture_of(name)
+        if picture is None:
+            raise EnvError(
+                f"{self.settings.id} has no observation {name!r}; it has {', '.join(self.simulator.shapes)}, "
+                f"{', '.join(PICTURES)} and <camera>_image, <camera>_depth"
+            )
+        kind, camera = picture
+        self._check_picture(name, kind, camera)
+        if kind == "points":
+            return Box(-np.inf, np.inf, (self.settings.points, 6 if self.settings.point_colors else 3), np.float32)
+        return Box(0, 255, (3 if kind == "image" else 1, size, size), np.uint8)
+
+    def _check_picture(self, name: str, kind: str, camera: str | None) -> None:
+        scene = self.simulator.scene()
+        if scene is not None:
+            from genrl.envs.rendering import camera_of
+
+            camera_of(scene, camera or self.settings.camera)
+        elif name != "image" or not self._draws():
             raise EnvError(
                 f"{self.settings.id} has no {name} observations: its simulator offers "
-                + ("pictures, but no depth" if self._draws() else "no pictures")
+                + ("one picture (image) and no depth" if self._draws() else "no pictures")
             )
-        if name == "image":
-            return Box(0, 255, (3, size, size), np.uint8)
-        if name == "depth":
-            return Box(0, 255, (1, size, size), np.uint8)
-        if name == "points":
-            return Box(-np.inf, np.inf, (self.settings.points, 6 if self.settings.point_colors else 3), np.float32)
-        if name not in self.simulator.shapes:
-            raise EnvError(
-                f"{self.settings.id} has no observation {name!r}; it has "
-                + ", ".join([*self.simulator.shapes, *(p for p in PICTURES if p not in self.simulator.shapes)])
-            )
-        return Box(-np.inf, np.inf, self.simulator.shapes[name], np.float32)
 
     def _draws(self) -> bool:
         return self.simulator.picture(1) is not None
@@ -160,8 +177,13 @@ class TaskEnv(gym.Env):
         from genrl.networks.encoders import ObsSpec
 
         kinds: dict[str, Any] = {"image": "image", "depth": "image", "points": "points"}
-        spaces = self.observation_space.spaces
-        return {name: ObsSpec(shape=space.shape, kind=kinds.get(name, "state")) for name, space in spaces.items()}
+        pictures = {
+            name: picture_of(name) for name in self.observation_space.spaces if name not in self.simulator.shapes
+        }
+        return {
+            name: ObsSpec(shape=space.shape, kind=kinds[pictures[name][0]] if pictures.get(name) else "state")
+            for name, space in self.observation_space.spaces.items()
+        }
 
     @property
     def id(self) -> str:
@@ -215,7 +237,7 @@ class TaskEnv(gym.Env):
         self.vectors = vectors
         # Copies, since simulators reuse their buffers.
         return {
-            name: self._picture(name) if name in PICTURES else np.array(vectors[name], np.float32)
+            name: np.array(vectors[name], np.float32) if name in self.simulator.shapes else self._picture(name)
             for name in self.settings.observations
         }
 
@@ -226,9 +248,10 @@ class TaskEnv(gym.Env):
 
             picture = shrunk(self._own_picture(self.settings.image_size), self.settings.image_size)
             return np.ascontiguousarray(picture.transpose(2, 0, 1))
-        if name == "points":
+        kind, camera = picture_of(name) or (name, None)
+        if kind == "points":
             return self.pictures.points(scene, self._seed or 0, self.elapsed)
-        return self.pictures.image(scene) if name == "image" else self.pictures.depth(scene)
+        return self.pictures.image(scene, camera) if kind == "image" else self.pictures.depth(scene, camera)
 
     def _own_picture(self, size: int) -> np.ndarray:
         picture = self.simulator.picture(size)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 from gymnasium.spaces.utils import flatdim, flatten
 
-from genrl.envs.base import Observation, SimStep
+from genrl.envs.base import UNSPECIFIED, Observation, SimStep
 from genrl.envs.settings import EnvError
 
 GOAL_KEYS = ("observation", "desired_goal")  # of goal-conditioned environments, in this order
@@ -34,6 +34,8 @@ class GymSimulator:
         state_keys: entries of a dictionary observation that make the state; None takes ``observation`` and
             ``desired_goal``, or all entries.
         prepare: called before each reset, to put back what the environment's own reset forgets.
+        has_success: the task has a notion of success.
+        actions: see `Simulator`.
 
     Raises:
         EnvError: actions that are not a bounded vector, or observations that are not vectors.
@@ -50,10 +52,11 @@ class GymSimulator:
         state_keys: tuple[str, ...] | None = None,
         prepare: Callable[[], None] | None = None,
         has_success: bool = True,
+        actions: Mapping[str, str] = UNSPECIFIED,
     ) -> None:
         self.env = env
         self.max_steps, self.success_rule, self.packages = max_steps, success_rule, packages
-        self.has_success = has_success
+        self.has_success, self.actions = has_success, dict(actions)
         self._success = success or reported_success
         self._scene = scene
         self._prepare = prepare

@@ -85,20 +85,36 @@ def make_env(env: str | Mapping[str, Any] | EnvSettings, *, render: bool = False
         >>> obs, info = env.reset(seed=0)
     """
     settings = EnvSettings.of(env, **changes)
-    family, separator, name = settings.id.partition("/")
-    if not separator:
+    if "/" not in settings.id:
+        return _make_own(settings, render)
+    family, _, name = settings.id.partition("/")
+    if family not in FAMILIES:
         raise unknown(settings.id)
-    module = family_module(family)
-    names = module.list_envs()
-    if name not in names:
+    module = family_module(family, settings.renderer)
+    if name not in module.list_envs():
         raise unknown(settings.id)
     from genrl.envs.base import TaskEnv
 
-    with quiet():
-        return TaskEnv(settings, module.build(name, settings), family)
+    try:
+        with quiet():
+            return TaskEnv(settings, module.build(name, settings), family)
+    except TypeError as error:
+        if not settings.kwargs:
+            raise
+        raise EnvError(f"env.kwargs = {settings.kwargs!r} does not fit {settings.id}: {error}") from error
 
 
-def family_module(family: str) -> ModuleType:
+def _make_own(settings: EnvSettings, render: bool) -> TaskEnv:
+    prepare_rendering(settings.renderer)
+    from genrl.envs.base import TaskEnv
+    from genrl.envs.own import build_own, is_own
+
+    if not is_own(settings.id):
+        raise unknown(settings.id)
+    return TaskEnv(settings, build_own(settings, render), "own")
+
+
+def family_module(family: str, renderer: str = "auto") -> ModuleType:
     """The module of a family.
 
     Raises:
@@ -107,7 +123,7 @@ def family_module(family: str) -> ModuleType:
     """
     if family not in FAMILIES:
         raise unknown(f"{family}/")
-    prepare_rendering()
+    prepare_rendering(renderer)
     entry = FAMILIES[family]
     try:
         with quiet():
@@ -124,14 +140,17 @@ class MissingExtraError(EnvError):
 
 def unknown(env_id: str) -> EnvError:
     """The error of an id that no family has: nearest names and how to list them."""
-    family, separator, _ = env_id.partition("/")
-    if separator and family in FAMILIES:
-        names = [f"{family}/{known}" for known in family_module(family).list_envs()]
-        near = difflib.get_close_matches(env_id, names, 3, 0.4)
-        how = f'genrl.envs.list_envs("{family}") lists its {len(names)} environments'
+    family, _, name = env_id.rpartition("/")
+    if family in FAMILIES:
+        ids = list_envs(family)
+        how = f'genrl.envs.list_envs("{family}") lists its {len(ids)} environments'
     else:
-        near = difflib.get_close_matches(env_id.rstrip("/"), [*FAMILIES, *list_envs()], 3, 0.5)
+        ids = list_envs()
         how = f"families: {', '.join(FAMILIES)}; genrl.envs.list_envs(family) lists the environments of one"
+    # Names alone are compared too, for ids whose family is missing or wrong.
+    short = {known.partition("/")[2].lower(): known for known in ids}
+    near = [short[found] for found in difflib.get_close_matches(name.lower(), short, 3, 0.5)]
+    near = list(dict.fromkeys([*difflib.get_close_matches(env_id, ids, 3, 0.7), *near]))[:3]
     nearest = f"; nearest: {', '.join(near)}" if near else ""
     return EnvError(f"no environment {env_id!r}{nearest}. {how}. Your own: the import path package.module:make_env")
 

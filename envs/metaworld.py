@@ -21,7 +21,7 @@ import mujoco
 import numpy as np
 from gymnasium.spaces import Box
 
-from genrl.envs.base import SimStep
+from genrl.envs.base import DISPLACEMENT, SimStep
 from genrl.envs.rendering import Scene
 from genrl.envs.settings import EnvSettings
 
@@ -57,6 +57,7 @@ class MetaWorld:
     success_rule = "any"
     packages = ("metaworld", "mujoco")
     has_success = True
+    actions = DISPLACEMENT
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self.env = tasks.ALL_V3_ENVIRONMENTS[name](**kwargs)

@@ -19,7 +19,7 @@ import numpy as np
 import ogbench  # noqa: F401  (registers the environments)
 from gymnasium.spaces import Box
 
-from genrl.envs.base import Observation, SimStep
+from genrl.envs.base import UNSPECIFIED, Observation, SimStep
 from genrl.envs.global_draws import GlobalDraws
 from genrl.envs.gym_scene import GymScene
 from genrl.envs.gym_simulator import make_bare, reported_success
@@ -75,6 +75,7 @@ class OGBench:
         self._goal = np.zeros(0)
         camera = "front" if name.startswith(("cube", "scene", "puzzle")) else self._above()
         manipulation = camera == "front"
+        self.actions = {"frame": "delta", "rotation": "unspecified"} if manipulation else UNSPECIFIED
         self.scene = GymScene(
             env,
             camera=camera,

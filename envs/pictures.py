@@ -8,7 +8,7 @@ import numpy as np
 
 from genrl.envs.pointcloud import crop_mask, sample_points
 from genrl.envs.rendering import Renderer, Scene, make_renderer
-from genrl.envs.settings import EnvError, EnvSettings
+from genrl.envs.settings import EnvError, EnvSettings, picture_of
 
 
 class Pictures:
@@ -28,26 +28,28 @@ class Pictures:
     def renderer(self) -> Renderer:
         """Made when first asked for."""
         if self._renderer is None:
-            seen = self.settings.observations
-            colours = "image" in seen or ("points" in seen and self.settings.point_colors)
+            seen = [picture_of(name) for name in self.settings.observations]
+            colours = any(
+                kind == "image" or (kind == "points" and self.settings.point_colors) for kind, _ in filter(None, seen)
+            )
             self._renderer = make_renderer(self.settings.renderer, colours, self.settings.sites)
         return self._renderer
 
-    def image(self, scene: Scene) -> np.ndarray:
-        """[3, H, W] uint8."""
-        picture = self.renderer.rgb(scene, self.settings.camera, self._size)
+    def image(self, scene: Scene, camera: str | None = None) -> np.ndarray:
+        """[3, H, W] uint8, of a camera or of the settings' one."""
+        picture = self.renderer.rgb(scene, camera or self.settings.camera, self._size)
         return np.ascontiguousarray(picture.transpose(2, 0, 1))
 
-    def depth(self, scene: Scene) -> np.ndarray:
+    def depth(self, scene: Scene, camera: str | None = None) -> np.ndarray:
         """[1, H, W] uint8: `depth_range` in 255 steps; nearer is 0, farther or nothing is 255."""
         near, far = self.settings.depth_range or scene.depth_range
-        metres = self.metres(scene)
+        metres = self.metres(scene, camera)
         steps = np.clip(np.nan_to_num((metres - near) / (far - near), posinf=1.0), 0, 1) * 255
         return np.round(steps).astype(np.uint8)[None]
 
-    def metres(self, scene: Scene) -> np.ndarray:
+    def metres(self, scene: Scene, camera: str | None = None) -> np.ndarray:
         """Depth [H, W] float32 in metres, infinite where nothing is."""
-        return self.renderer.depth(scene, self.settings.camera, self._size)
+        return self.renderer.depth(scene, camera or self.settings.camera, self._size)
 
     def points(self, scene: Scene, seed: int, step: int) -> np.ndarray:
         """[N, 3 or 6] float32: positions in world coordinates (metres), and colours in [0, 1].

@@ -14,7 +14,7 @@ import gym_pusht.envs
 import numpy as np
 from gymnasium.spaces import Box
 
-from genrl.envs.base import Observation, SimStep
+from genrl.envs.base import TARGET, Observation, SimStep
 from genrl.envs.settings import EnvSettings
 
 NAME = "PushT-v0"
@@ -41,6 +41,7 @@ class PushT:
     success_rule = "any"
     packages = ("gym-pusht", "pymunk")
     has_success = True
+    actions = TARGET
 
     def __init__(self, kwargs: dict[str, Any]) -> None:
         self.env: Any = gym_pusht.envs.PushTEnv(obs_type="state", render_mode="rgb_array", **kwargs)

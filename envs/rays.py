@@ -1,6 +1,7 @@
 """Ray casting without OpenGL: the same cameras, depth and identities, and simple colours.
 
-Depth and identities equal OpenGL's up to the pixels on outlines. Colours are Lambert-shaded from a lamp at the camera,
+Depth and identities equal OpenGL's up to pixels on outlines and meshes with one-sided faces (which OpenGL looks
+through from behind). Colours are Lambert-shaded from a lamp at the camera,
 without textures (a texture counts with its mean colour) and without smooth shading, so they differ from OpenGL's:
 enough for videos and coloured points, but do not train a policy on the one and evaluate it on the other.
 """

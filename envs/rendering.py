@@ -141,8 +141,11 @@ class View:
         mujoco.mjv_updateScene(
             scene.model, scene.data, self.option, None, eye, mujoco.mjtCatBit.mjCAT_ALL.value, self.geoms
         )
-        for view in self.geoms.camera:
-            if turned:
+        for geom in self.geoms.geoms[: self.geoms.ngeom]:
+            if geom.rgba[3] <= 0:
+                geom.segid = -1  # else what is invisible would be in depth and identities
+        if turned:
+            for view in self.geoms.camera:
                 view.up[:] = -np.asarray(view.up)
         scene.last_camera = pinhole(self.geoms, size)
         return scene.last_camera

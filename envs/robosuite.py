@@ -76,6 +76,7 @@ class Robosuite:
                 self.env.modify_observable(observable_name=key, attribute="active", modifier=True)
         low, high = self.env.action_spec
         self.action_space = Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+        self.actions = _representation(self.env)
         self._scene: Scene | None = None
         self.shapes = {key: value.shape for key, value in self.reset(0).obs.items()}
 
@@ -128,6 +129,17 @@ class Robosuite:
     def close(self) -> None:
         """Free the simulator."""
         self.env.close()
+
+
+def _representation(env: Any) -> dict[str, str]:
+    """What the arm's controller takes."""
+    parts = env.robots[0].part_controller_config.values()
+    arm: dict[str, Any] = next((part for part in parts if "input_type" in part), {})
+    rotations = {"OSC_POSE": "axis_angle", "IK_POSE": "axis_angle", "OSC_POSITION": "none"}
+    return {
+        "frame": arm.get("input_type", "unspecified"),
+        "rotation": rotations.get(arm.get("type", ""), "unspecified"),
+    }
 
 
 def _state_parts(own: dict[str, Any], robot: int) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gymnasium as gym
 import gymnasium_robotics
 
+from genrl.envs.base import DISPLACEMENT, UNSPECIFIED
 from genrl.envs.gym_scene import GymScene
 from genrl.envs.gym_simulator import GymSimulator, make_bare, newest
 from genrl.envs.settings import EnvSettings
@@ -35,4 +36,5 @@ def build(name: str, settings: EnvSettings) -> GymSimulator:
         crop=((0.9, 0.3, 0.425), (1.7, 1.2, 1.1)) if fetch else None,
         depth_range=(0.5, 3.5) if fetch else None,
     )
-    return GymSimulator(env, limit, "final", PACKAGES, scene=scene)
+    actions = DISPLACEMENT if fetch else UNSPECIFIED
+    return GymSimulator(env, limit, "final", PACKAGES, scene=scene, actions=actions)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from genrl.envs.base import TaskEnv
 
 Box3 = tuple[tuple[float, float, float], tuple[float, float, float]]
-PICTURES = ("image", "depth", "points")  # observations that need a renderer
+PICTURES = ("image", "depth", "points")  # observations that need a renderer; also <camera>_image and <camera>_depth
 
 
 class EnvError(ValueError):
@@ -26,8 +26,8 @@ class EnvSettings:
     Args:
         id: ``family/name`` (``"metaworld/pick-place-v3"``; `genrl.envs.list_envs` lists them), or the import path of
             your own environment class or factory (``"my_lab.envs:make_env"``).
-        observations: of ``"state"``, ``"image"``, ``"depth"`` and ``"points"``, and the family's own names
-            (robosuite: ``"robot0_eef_pos"`` ...).
+        observations: of ``"state"``, ``"image"``, ``"depth"`` and ``"points"``, the family's own names (robosuite:
+            ``"robot0_eef_pos"`` ...), and pictures of further cameras (``"agentview_image"``, ``"agentview_depth"``).
         max_steps: length at which an episode is cut; None takes the family's usual length.
         image_size: height and width of ``image`` and ``depth``, and of the depth picture behind ``points``.
         camera: name of the camera; None takes the family's usual one.
@@ -148,13 +148,24 @@ class EnvSettings:
     @property
     def renders(self) -> bool:
         """Some observation needs a renderer."""
-        return any(name in PICTURES for name in self.observations)
+        return any(picture_of(name) is not None for name in self.observations)
 
     def make(self, render: bool = False) -> TaskEnv:
         """The environment; ``render=True`` also prepares an environment of yours for videos."""
         from genrl.envs.make import make_env
 
         return make_env(self, render=render)
+
+
+def picture_of(name: str) -> tuple[str, str | None] | None:
+    """Kind and camera of an observation: ``"image"`` gives ("image", None), ``"front_depth"`` ("depth", "front").
+
+    None for the camera is the usual one; None in all is an observation that is no picture.
+    """
+    if name in PICTURES:
+        return name, None
+    camera, _, kind = name.rpartition("_")
+    return (kind, camera) if camera and kind in ("image", "depth") else None
 
 
 def _plain(value: Any) -> Any:
