@@ -29,6 +29,11 @@ Start = tuple[Tensor, float]
 Self = TypeVar("Self", bound="ChunkPolicy")
 
 
+def same_time(t: float, x: Tensor) -> Tensor:
+    """t for every row of x, [B]. Its stride is 0, from which networks see that one time embedding serves all rows."""
+    return x.new_full((1,), t).expand(x.shape[0])
+
+
 class ChunkPolicy(nn.Module):
     """A policy that predicts a chunk of actions from a history of observations.
 
@@ -62,6 +67,7 @@ class ChunkPolicy(nn.Module):
     supports_warm_start: ClassVar[bool] = False
     uses_null: bool = False
 
+    _anchor: Tensor
     specs: dict[str, ObsSpec]
     action_dim: int
     task: dict[str, Any]
@@ -78,6 +84,8 @@ class ChunkPolicy(nn.Module):
         self.network, self.encoder, self.chunking = network, encoder, chunking
         self.normalization, self.mask_padding = normalization, mask_padding
         self.specs, self.action_dim, self.task = {}, 0, {}
+        self._executed = slice(chunking.first, chunking.last)
+        self.register_buffer("_anchor", torch.zeros(()), persistent=False)  # knows device and type at no cost
         if chunking.warm_start is not None and not self.supports_warm_start:
             raise ValueError(
                 f"chunking.warm_start = {chunking.warm_start}: a {type(self).__name__} always starts from pure noise; "
@@ -181,14 +189,13 @@ class ChunkPolicy(nn.Module):
         """Where sampling starts: (x_t, t), by default pure noise at t = 1."""
         if start is not None:
             return start
-        shape = (len(cond), self.chunking.horizon, self.action_dim)
-        return noise(INITIAL, shape).to(device=cond.device, dtype=cond.dtype), 1.0
+        x = noise(INITIAL, (cond.shape[0], self.chunking.horizon, self.action_dim))
+        return (x if x.dtype == cond.dtype and x.device == cond.device else x.to(cond)), 1.0
 
     def jump(self, cond: Tensor, noise: Noise, start: Start | None) -> Tensor:
         """One step from the start to t = 0: x - t u(x, t, r = 0), the sampler of every one-step policy."""
         x, t = self.start_of(cond, noise, start)
-        times = torch.full_like(x[:, 0, 0], t)  # [B]
-        u = self.velocity(x, times, cond, torch.zeros_like(times) if self.interval else None)
+        u = self.velocity(x, same_time(t, x), cond, same_time(0.0, x) if self.interval else None)
         return x - u if t == 1 else x - t * u
 
     # ------------------------------------------------------------------------------ training
@@ -241,20 +248,17 @@ class ChunkPolicy(nn.Module):
         Raises:
             ObservationError: a missing name or a wrong shape, with what was expected.
         """
-        normal = {}
-        for name, spec in self.specs.items():
-            if name in obs:  # the encoder names missing ones
-                x = obs[name].to(self.device)
-                x = x if spec.kind == "image" or x.dtype == self.dtype else x.to(self.dtype)
-                # A wrong shape is the encoder's to report: it knows the history.
-                fits = tuple(x.shape[-len(spec.shape) :]) == spec.shape
-                normal[name] = self.normalizer.normalize(name, x) if fits else x
-        cond = self.encoder_net(normal, None if draw is None else draw.uniform)
-        return cond if cond.dtype == self.dtype else cond.to(self.dtype)
+        cond = self.encoder_net(obs, None if draw is None else draw.uniform, self._prepare)
+        dtype = self._anchor.dtype
+        return cond if cond.dtype == dtype else cond.to(dtype)  # no half precision beyond the encoder
+
+    def _prepare(self, name: str, x: Tensor) -> Tensor:
+        anchor = self._anchor
+        x = self.normalizer.normalize(name, x if x.device == anchor.device else x.to(anchor.device))
+        return x if x.dtype == anchor.dtype else x.to(anchor.dtype)
 
     # ------------------------------------------------------------------------------ acting
 
-    @torch.no_grad()
     def predict(self, obs: Mapping[str, Tensor], noise: Noise | None = None, previous: Tensor | None = None) -> Tensor:
         """A whole chunk.
 
@@ -267,17 +271,22 @@ class ChunkPolicy(nn.Module):
         Returns:
             [B, H, A] in the units of the data.
         """
-        self._check_configured()
-        cond = self.encode(obs)
-        noise = Draw(None, self.device, self.dtype).noise if noise is None else noise
-        start = None if previous is None else self._warm_start(previous, noise)
-        return self.normalizer.unnormalize("action", self._sample(cond, noise, start))
+        return self._run(obs, noise, previous, slice(None))
 
     def act(self, obs: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
         """The actions to execute: [B, n_action_steps, A] for raw observations {name: [B, n_obs_steps, *shape]}."""
+        return self._run(obs, Draw(generator, self.device, self.dtype).noise, None, self._executed)
+
+    def _run(self, obs: Mapping[str, Tensor], noise: Noise | None, previous: Tensor | None, part: slice) -> Tensor:
+        if not self.specs:
+            self._check_configured()
         with torch.inference_mode():
-            chunk = self.predict(obs, Draw(generator, self.device, self.dtype).noise)
-        return chunk[:, self.chunking.first : self.chunking.last].clone()
+            cond = self.encode(obs)
+            noise = Draw(None, self.device, self.dtype).noise if noise is None else noise
+            start = None if previous is None else self._warm_start(previous, noise)
+            chunk = self._sample(cond, noise, start)
+        # Outside of the block, so that the result is a tensor that training may use.
+        return self.normalizer.unnormalize("action", chunk[:, part])
 
     def _warm_start(self, previous: Tensor, noise: Noise) -> Start | None:
         """The unexecuted tail of the last chunk, moved to the front and re-noised (OFP, arXiv 2603.12480)."""
@@ -300,11 +309,11 @@ class ChunkPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.net.parameters()).device
+        return self._anchor.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.net.parameters()).dtype
+        return self._anchor.dtype
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json and model.safetensors: all that acting needs, the normaliser and `task` included."""

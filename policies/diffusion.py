@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genrl.networks import Backbone, EncoderSettings, MLPBackbone
-from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start
+from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start, same_time
 
 SamplerName = Literal["ddpm", "ddim"]
 
@@ -92,6 +92,8 @@ class DiffusionPolicy(ChunkPolicy):
     """
 
     one_step: ClassVar[bool] = False
+    _signal: Tensor
+    _noise: Tensor
 
     def __init__(
         self,
@@ -144,8 +146,7 @@ class DiffusionPolicy(ChunkPolicy):
     def _sample(self, cond: Tensor, noise: Noise, start: Start | None) -> Tensor:
         x, _ = self.start_of(cond, noise, start)
         for index, step in enumerate(self._plan):
-            level = torch.full((len(x),), step.level, device=x.device)
-            eps_hat = self.velocity(x, self._time(level, x), cond)
+            eps_hat = self.velocity(x, same_time((step.level + 1) / self.train_steps, x), cond)
             fresh = noise(index, tuple(x.shape)).to(x) if step.s else None
             x = denoise(x, eps_hat, step, fresh, self.clip_sample)
         return x

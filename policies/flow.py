@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from genrl.networks import Backbone, EncoderSettings, MLPBackbone
-from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start
+from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start, same_time
 
 Solver = Literal["euler", "heun"]
 
@@ -74,4 +74,4 @@ class FlowPolicy(ChunkPolicy):
         return x
 
     def _velocity_at(self, x: Tensor, t: float, cond: Tensor) -> Tensor:
-        return self.velocity(x, torch.full_like(x[:, 0, 0], t), cond)
+        return self.velocity(x, same_time(t, x), cond)

@@ -59,11 +59,16 @@ class Normalizer(nn.Module):
         if not min_range > 0:
             raise ValueError(f"min_range = {min_range} must be positive; it says which dimensions count as constant")
         self.features: dict[str, tuple[str, tuple[int, ...]]] = {}
+        # {key: (mode, shape that is compared, buffer of m, buffer of h)}: looked up at every action
+        self._table: dict[str, tuple[str, tuple[int, ...], str, str]] = {}
         self.min_range = float(min_range)
         for name, (mode, shape) in features.items():
             if mode not in MODES:
                 raise ValueError(f"normalization of {name!r} is {mode!r}; choose one of {', '.join(MODES)}")
             self.features[name] = (mode, tuple(int(n) for n in shape))
+            # The number of points may differ between training and use; their channels may not.
+            compared = self.features[name][1][-1:] if _is_cloud(shape) else self.features[name][1]
+            self._table[name] = (mode, compared, _buffer("center", name), _buffer("spread", name))
             if mode != "image":
                 size = shape[-1:] if _is_cloud(shape) else shape
                 # NaN until statistics are there: a forgotten load is an error, not a silent identity.
@@ -131,23 +136,23 @@ class Normalizer(nn.Module):
         Raises:
             ValueError: an unknown key, a wrong shape, an image that is not uint8.
         """
-        mode = self._check(name, x)
+        mode, center, spread = self._check(name, x)
         if mode == "identity":
             return x
         if mode == "image":
             if x.dtype != torch.uint8:
                 raise ValueError(f"observation {name!r} is {x.dtype}; images are uint8 with values 0 to 255")
             return x / HALF_BYTE - 1.0
-        return (x - self._get("center", name)) / self._get("spread", name)
+        return (x - getattr(self, center)) / getattr(self, spread)
 
     def unnormalize(self, name: str, y: Tensor) -> Tensor:
         """x = y h + m, the inverse of `normalize`; images come back as uint8."""
-        mode = self._check(name, y)
+        mode, center, spread = self._check(name, y)
         if mode == "identity":
             return y
         if mode == "image":
             return ((y + 1.0) * HALF_BYTE).round().clamp(0, 255).to(torch.uint8)
-        return y * self._get("spread", name) + self._get("center", name)
+        return torch.addcmul(getattr(self, center), y, getattr(self, spread))
 
     def statistics(self, name: str) -> tuple[Tensor, Tensor]:
         """(m, h) of one key that is no image, shapes as stored: [*shape], or [channels] of a point cloud."""
@@ -186,18 +191,17 @@ class Normalizer(nn.Module):
         self._get("center", name).copy_(torch.from_numpy(center))
         self._get("spread", name).copy_(torch.from_numpy(spread))
 
-    def _check(self, name: str, x: Tensor) -> str:
-        if name not in self.features:
+    def _check(self, name: str, x: Tensor) -> tuple[str, str, str]:
+        """Mode and the names of the buffers of m and h, once x is known to fit."""
+        if name not in self._table:
             raise ValueError(f"{name!r} is not in the data of this policy; its keys are {self._names()}")
-        mode, shape = self.features[name]
-        # The number of points may differ between training and use; their channels may not.
-        found, expected = (x.shape[-1:], shape[-1:]) if _is_cloud(shape) else (x.shape[-len(shape) :], shape)
-        if tuple(found) != tuple(expected):
+        mode, shape, center, spread = self._table[name]
+        if x.shape[-len(shape) :] != shape:
             raise ValueError(
-                f"{name!r} has shape {tuple(x.shape)}; this policy was built for {['...', *shape]}. Give the same "
-                "observation settings to the environment and the data"
+                f"{name!r} has shape {tuple(x.shape)}; this policy was built for {['...', *self.features[name][1]]}. "
+                "Give the same observation settings to the environment and the data"
             )
-        return mode
+        return mode, center, spread
 
 
 def _buffer(kind: str, name: str) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from genrl.networks import Backbone, EncoderSettings, MLPBackbone
-from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start
+from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start, same_time
 
 Distance = Literal["mse", "l1"]
 
@@ -53,4 +52,4 @@ class RegressionPolicy(ChunkPolicy):
 
     def _regress(self, cond: Tensor) -> Tensor:
         x = cond.new_zeros(len(cond), self.chunking.horizon, self.action_dim)
-        return self.velocity(x, torch.ones_like(x[:, 0, 0]), cond)
+        return self.velocity(x, same_time(1.0, x), cond)

@@ -50,13 +50,25 @@ def _waves(t: Tensor, frequencies: Tensor) -> Tensor:
 class TimeEmbedding(nn.Module):
     """Fourier features and a two-layer MLP: t [B] -> [B, dim]."""
 
+    frequencies: Tensor
+
     def __init__(self, dim: int, features: int = 64, max_frequency: float = 5.0):
         super().__init__()
         self.register_buffer("frequencies", _frequencies(features, max_frequency), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(features, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:
+        if _is_one_number(t):
+            return self.mlp(_waves(t[:1], self.frequencies)).expand(t.shape[0], -1)
         return self.mlp(_waves(t, self.frequencies))
+
+
+def _is_one_number(t: Tensor) -> bool:
+    """Whether a sampler has expanded one number to the batch, so that one embedding serves all rows.
+
+    Only in inference mode: under a derivative, rows of one value may have different tangents.
+    """
+    return t.is_inference() and t.stride(0) == 0
 
 
 def grid_positions(height: int, width: int, dim: int) -> Tensor:
@@ -99,4 +111,8 @@ def interval_input(module: nn.Module | None, r: Tensor | None, t: Tensor) -> Ten
                 "it; build it with interval=True or call it without r"
             )
         return None
-    return module(torch.zeros_like(t) if r is None else t - r)
+    if r is None:
+        return module(torch.zeros_like(t))
+    if _is_one_number(t) and _is_one_number(r):
+        return module((t[:1] - r[:1]).expand(t.shape[0]))
+    return module(t - r)

@@ -15,6 +15,8 @@ from genrl.networks.pointnet import PointEncoder
 Kind = Literal["state", "points", "image"]
 Uniform = Callable[[tuple[int, ...]], Tensor]
 """shape -> numbers in [0, 1); the randomness of an encoder's augmentation."""
+Prepare = Callable[[str, Tensor], Tensor]
+"""(name, observation) -> observation."""
 
 
 class ObservationError(ValueError):
@@ -135,17 +137,22 @@ class ObservationEncoder(nn.Module):
         self.specs, self.n_obs_steps = dict(specs), n_obs_steps
         # Not a ModuleDict: names of observations may hold dots, which parameters' names may not.
         self.encoders = nn.ModuleList(_encoder(name, spec, settings) for name, spec in self.specs.items())
-        self._names = tuple(self.specs)
-        self._shapes = {name: (n_obs_steps, *spec.shape) for name, spec in self.specs.items()}
+        self._plan = [
+            (name, (n_obs_steps, *spec.shape), None if isinstance(encoder, nn.Identity) else encoder)
+            for (name, spec), encoder in zip(self.specs.items(), self.encoders, strict=True)
+        ]
         sizes = [getattr(e, "out_dim", s.shape[0]) for e, s in zip(self.encoders, self.specs.values(), strict=True)]
         self.out_dim = n_obs_steps * sum(sizes)
 
-    def forward(self, obs: Mapping[str, Tensor], uniform: Uniform | None = None) -> Tensor:
+    def forward(
+        self, obs: Mapping[str, Tensor], uniform: Uniform | None = None, prepare: Prepare | None = None
+    ) -> Tensor:
         """The condition of a policy.
 
         Args:
-            obs: {name: [B, T, *shape]}, normalised, floating point.
+            obs: {name: [B, T, *shape]}, normalised, floating point; or raw where `prepare` normalises.
             uniform: source of random crops; without it, and in evaluation, crops are central.
+            prepare: applied to every observation once its shape is known to be right.
 
         Returns:
             [B, out_dim].
@@ -153,27 +160,23 @@ class ObservationEncoder(nn.Module):
         Raises:
             ObservationError: a name is missing, or a shape differs.
         """
-        self.check(obs)
-        uniform = uniform if self.training else None
         vectors = []
-        for name, encoder in zip(self._names, self.encoders, strict=True):
-            x = obs[name]
-            if isinstance(encoder, ImageEncoder):
-                x = encoder(x, uniform)
-            elif not isinstance(encoder, nn.Identity):
-                x = encoder(x.flatten(0, 1)).reshape(len(x), -1)
-            vectors.append(x.flatten(1))  # [B, T F]
-        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
-
-    def check(self, obs: Mapping[str, Tensor]) -> None:
-        """Raises ObservationError as `forward` does."""
-        for name, shape in self._shapes.items():
+        for name, shape, encoder in self._plan:
             if name not in obs:
                 raise ObservationError(
-                    f"observation {name!r} is missing; expected are {list(self._names)}, found {list(obs)}"
+                    f"observation {name!r} is missing; expected are {list(self.specs)}, found {list(obs)}"
                 )
-            if obs[name].shape[1:] != shape:
-                raise ObservationError(_shape_message(name, shape, tuple(obs[name].shape)))
+            x = obs[name]
+            if x.shape[1:] != shape:
+                raise ObservationError(_shape_message(name, shape, tuple(x.shape)))
+            x = x if prepare is None else prepare(name, x)
+            if encoder is not None:
+                if isinstance(encoder, ImageEncoder):
+                    x = encoder(x, uniform if self.training else None)
+                else:
+                    x = encoder(x.flatten(0, 1)).reshape(len(x), -1)
+            vectors.append(x.flatten(1))  # [B, T F]
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
 
 
 def _encoder(name: str, spec: ObsSpec, settings: EncoderSettings) -> nn.Module:
