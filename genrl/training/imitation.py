@@ -98,9 +98,11 @@ class Imitation(Run):
 
     def prepare(self) -> None:
         with self.accelerator.main_process_first():  # it fills the cache that the others find
-            demonstrations = self.data.load()
+            # A part that holds out episodes itself says exactly which and how many are left to train on.
+            splits = getattr(self.data, "load_split", None)
+            loaded = splits() if splits is not None else self.data.load()
         try:
-            self._take(demonstrations)
+            self._take(loaded)
         except ValueError as error:
             raise SetupError(str(error)) from error
         self.policy.to(self.device)
@@ -117,7 +119,10 @@ class Imitation(Run):
         from genrl.policies import Normalizer
 
         fraction = getattr(self.data, "validation_fraction", 0.0)
-        train, held_out = demonstrations.split(fraction, self.seed) if fraction else (demonstrations, None)
+        if isinstance(demonstrations, tuple):
+            train, held_out = demonstrations
+        else:
+            train, held_out = demonstrations.split(fraction, self.seed) if fraction else (demonstrations, None)
         env = train.meta.get("env") if self.env is None else self.env.to_dict()
         task = {**train.meta, "env": env, "demonstrations": len(train.episodes)}
         normalizer = Normalizer.fit(train.arrays(), self.policy.normalization.modes(train.specs))
