@@ -60,6 +60,7 @@ class Simulator(Protocol):
         success_rule: the family's rule, see `genrl.envs.episode_success`.
         packages: distributions whose versions decide about the results.
         has_success: the task has a notion of success (locomotion has not).
+        draws: it has pictures of its own (`picture`) where there is no scene.
         actions: what the numbers of an action are: "frame" (``"delta"``, ``"absolute"`` or ``"unspecified"``) and
             "rotation" (``"axis_angle"``, ``"none"``, ...), see `genrl.envs.data.ActionRepresentation`.
     """
@@ -70,6 +71,7 @@ class Simulator(Protocol):
     success_rule: str
     packages: tuple[str, ...]
     has_success: bool
+    draws: bool
     actions: dict[str, str]
 
     def reset(self, seed: int) -> SimStep:
@@ -85,7 +87,7 @@ class Simulator(Protocol):
         ...
 
     def picture(self, size: int) -> np.ndarray | None:
-        """The simulator's own picture [size, size, 3] uint8 where there is no scene; None if it cannot draw."""
+        """The simulator's own picture [H, W, 3] uint8, of about this size; None if it does not draw."""
         ...
 
     def close(self) -> None:
@@ -162,14 +164,11 @@ class TaskEnv(gym.Env):
             from genrl.envs.rendering import camera_of
 
             camera_of(scene, camera or self.settings.camera)
-        elif name != "image" or not self._draws():
+        elif name != "image" or not self.simulator.draws:
             raise EnvError(
                 f"{self.settings.id} has no {name} observations: its simulator offers "
-                + ("one picture (image) and no depth" if self._draws() else "no pictures")
+                + ("one picture (image) and no depth" if self.simulator.draws else "no pictures")
             )
-
-    def _draws(self) -> bool:
-        return self.simulator.picture(1) is not None
 
     @property
     def specs(self) -> dict[str, ObsSpec]:

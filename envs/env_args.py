@@ -94,6 +94,7 @@ def todays_controller(config: Any) -> Any:
     if "damping_limits" in config and "damping_ratio_limits" not in config:
         config["damping_ratio_limits"] = config.pop("damping_limits")
     if "type" in config and "body_parts" not in config:
+        config = {"interpolation": None, "ramp_ratio": 0.2, **config}
         return {"type": "BASIC", "body_parts": {"right": {**config, "gripper": {"type": "GRIP"}}}}
     if "arms" in config.get("body_parts", {}):  # the nested form of robosuite's own files
         parts = dict(config["body_parts"])

@@ -57,6 +57,7 @@ class GymSimulator:
         self.env = env
         self.max_steps, self.success_rule, self.packages = max_steps, success_rule, packages
         self.has_success, self.actions = has_success, dict(actions)
+        self.draws = scene is None and env.render_mode == "rgb_array"
         self._success = success or reported_success
         self._scene = scene
         self._prepare = prepare
@@ -110,9 +111,7 @@ class GymSimulator:
 
     def picture(self, size: int) -> np.ndarray | None:
         """The environment's own picture."""
-        if self._scene is not None or self.env.render_mode != "rgb_array":
-            return None
-        picture = self.env.render()
+        picture: Any = self.env.render() if self.draws else None
         return picture if isinstance(picture, np.ndarray) else None
 
     def close(self) -> None:

@@ -140,19 +140,23 @@ class MissingExtraError(EnvError):
 
 def unknown(env_id: str) -> EnvError:
     """The error of an id that no family has: nearest names and how to list them."""
-    family, _, name = env_id.rpartition("/")
+    family = env_id.rpartition("/")[0]
     if family in FAMILIES:
         ids = list_envs(family)
         how = f'genrl.envs.list_envs("{family}") lists its {len(ids)} environments'
     else:
         ids = list_envs()
         how = f"families: {', '.join(FAMILIES)}; genrl.envs.list_envs(family) lists the environments of one"
-    # Names alone are compared too, for ids whose family is missing or wrong.
-    short = {known.partition("/")[2].lower(): known for known in ids}
-    near = [short[found] for found in difflib.get_close_matches(name.lower(), short, 3, 0.5)]
-    near = list(dict.fromkeys([*difflib.get_close_matches(env_id, ids, 3, 0.7), *near]))[:3]
+    near = _nearest(env_id, ids) or _nearest(env_id, list_envs())
     nearest = f"; nearest: {', '.join(near)}" if near else ""
     return EnvError(f"no environment {env_id!r}{nearest}. {how}. Your own: the import path package.module:make_env")
+
+
+def _nearest(env_id: str, ids: list[str]) -> list[str]:
+    """At most three ids that resemble one, or whose names without the family do."""
+    short = {known.partition("/")[2].lower(): known for known in ids}
+    found = difflib.get_close_matches(env_id.rpartition("/")[2].lower(), short, 3, 0.6)
+    return list(dict.fromkeys([*difflib.get_close_matches(env_id, ids, 3, 0.7), *(short[name] for name in found)]))[:3]
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ class MetaWorld:
     success_rule = "any"
     packages = ("metaworld", "mujoco")
     has_success = True
+    draws = False
     actions = DISPLACEMENT
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:

@@ -50,6 +50,7 @@ class OGBench:
     success_rule = "any"
     packages = ("ogbench", "mujoco", "dm-control")
     has_success = True
+    draws = False
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self._draws = GlobalDraws()

@@ -38,8 +38,6 @@ def build_own(settings: EnvSettings, render: bool) -> Simulator:
     where = settings.id.replace(":", ".")
     maker = import_object(where, "env.id")
     kwargs: dict[str, Any] = dict(settings.kwargs)
-    if not callable(maker):
-        raise EnvError(f"env.id = {settings.id!r} is {type(maker).__name__}, neither a class nor a function")
     if "render_mode" not in kwargs and accepts(maker, "render_mode") and (render or "image" in settings.observations):
         kwargs["render_mode"] = "rgb_array"
     try:

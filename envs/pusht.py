@@ -41,6 +41,7 @@ class PushT:
     success_rule = "any"
     packages = ("gym-pusht", "pymunk")
     has_success = True
+    draws = True
     actions = TARGET
 
     def __init__(self, kwargs: dict[str, Any]) -> None:

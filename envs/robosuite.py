@@ -62,6 +62,7 @@ class Robosuite:
     success_rule = "any"
     packages = ("robosuite", "mujoco", "mink")
     has_success = True
+    draws = False
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
