@@ -67,7 +67,7 @@ class Episode:
                 f"actions have shape {self.actions.shape}; expected [T, A] with at least one dimension", "actions"
             )
         if steps == 0:
-            self._fail("the episode has no steps; remove it from the file, or skip it with bad_episodes='skip'")
+            self._fail("the episode has no steps; remove it from the file, or leave it out with bad_episodes: skip")
         if not self.obs:
             self._fail("the episode has no observations; choose at least one with obs=[...]")
         arrays = {**self.obs, "actions": self.actions, "rewards": self.rewards, "states": self.states}
@@ -82,7 +82,8 @@ class Episode:
             # A sum is NaN or infinite if any element is: one pass without a temporary array in the usual case.
             if not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
                 step = int(np.argwhere(~np.isfinite(array))[0][0])
-                self._fail(f"NaN or infinite values, first at step {step}; repair the file or skip the episode", key)
+                remedy = "repair the file, or leave such episodes out with bad_episodes: skip"
+                self._fail(f"NaN or infinite values, first at step {step}; {remedy}", key)
 
     def __len__(self) -> int:
         return len(self.actions)

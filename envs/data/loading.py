@@ -93,7 +93,7 @@ def open_demonstrations(
     meta["action_representation"] = ActionRepresentation.from_dict(stated).to_dict()
     notes = list(meta.get("notes", ()))
     if skipped:
-        notes.append(f"{len(skipped)} broken episodes were left out: {'; '.join(skipped)}")
+        notes.append(f"broken episodes left out ({len(skipped)}): {'; '.join(skipped)}")
     data = Demonstrations.of(read, {**meta, "notes": notes})
     return _within_bounds(data, action_bounds, out_of_bounds)
 
@@ -240,7 +240,8 @@ def _read_all(
         except DataError as error:
             if bad_episodes == "stop":
                 raise
-            skipped.append(f"{name} ({error.problem})")
+            reason = error.problem.partition(";")[0]  # without the remedy
+            skipped.append(f"{name} ({f'{error.key!r}: ' if error.key else ''}{reason})")
     if limit is not None and len(read) < limit:
         reason = f"; {len(skipped)} are broken: {'; '.join(skipped)}" if skipped else ""
         raise DataError(f"max_episodes = {limit} were asked for, but there are {len(read)}{reason}", reader.path)

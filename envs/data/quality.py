@@ -70,16 +70,23 @@ class Quality:
 
     def rows(self) -> list[tuple[str, str]]:
         """(what, value) pairs for a table."""
-        rows = [("horizon (mean episode length)", f"{self.horizon:.1f}")]
-        for point in self.points:
-            diversity = point.transition_diversity
-            at = f"at the {point.percentile:g} % distance"
-            rows += [
-                (f"action variance {at}", f"{point.action_variance:.4g}"),
-                (f"state similarity {at}", f"{point.state_similarity:.4g} (about {point.neighbours:.0f} neighbours)"),
-                (f"transition diversity {at}", "too few neighbours" if diversity is None else f"{diversity:.4g}"),
-            ]
-        return rows
+        columns = {
+            "action variance": [f"{point.action_variance:.4g}" for point in self.points],
+            "state similarity": [f"{point.state_similarity:.4g}" for point in self.points],
+            "neighbours of a state": [f"{point.neighbours:.0f}" for point in self.points],
+            "transition diversity": [
+                "unknown (too few neighbours)"
+                if point.transition_diversity is None
+                else f"{point.transition_diversity:.4g}"
+                for point in self.points
+            ],
+        }
+        at = [f"at {point.percentile:g} %" for point in self.points]
+        curves = [
+            (what, ", ".join(f"{value} {place}" for value, place in zip(values, at, strict=True)))
+            for what, values in columns.items()
+        ]
+        return [("horizon (mean episode length)", f"{self.horizon:.1f}"), *curves]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

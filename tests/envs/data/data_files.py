@@ -32,7 +32,7 @@ def raw_episodes(lengths=(5, 3, 7), images: bool = False, seed: int = 0) -> list
             # Flat colours survive video compression; the first channel tells episode and step.
             shade = np.linspace(0, 200, length).astype(np.uint8)
             episode["image"] = np.broadcast_to(shade[:, None, None, None], (length, 32, 48, 3)).copy()
-            episode["image"][..., 1] = 60 * number
+            episode["image"][..., 1] = 60 * number % 256
         episodes.append(episode)
     return episodes
 

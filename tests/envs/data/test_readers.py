@@ -76,7 +76,7 @@ def test_nan_actions_are_an_error_with_file_episode_and_key_or_skipped(form, wri
     assert caught.value.episode is not None and caught.value.episode.endswith("1")
     data = open_demonstrations(path, bad_episodes="skip")
     assert [int(e.obs["state"][0, 0]) for e in data.episodes] == [0, 2]
-    assert any("1 broken" in note and "NaN" in note for note in data.summary().notes)
+    assert any("left out (1)" in note and "NaN" in note for note in data.summary().notes)
 
 
 @each_format
