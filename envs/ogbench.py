@@ -5,7 +5,8 @@ observation (cube-single 28 numbers). ``ogbench/cube-single-v0`` is goal-conditi
 seed at each reset (``kwargs: {task_id: 3}`` fixes it), and the state is the observation and then the goal (28 + 28);
 both are observations of their own too (``observation``, ``goal``).
 
-Success as OGBench reports it; it terminates an episode (``kwargs: {terminate_at_goal: false}``). The rule is ``any``.
+Success as OGBench defines it, of the state after the step; it terminates an episode (``kwargs: {terminate_at_goal:
+false}``; the single-task variants notice at the step after). The rule is ``any``.
 Actions in [-1, 1]; manipulation: hand displacement (3), yaw (1) and gripper (1). Pictures replace the ``visual-``
 variants of the package (whose cameras and colours differ).
 """
@@ -22,7 +23,7 @@ from gymnasium.spaces import Box
 from genrl.envs.base import UNSPECIFIED, Observation, SimStep
 from genrl.envs.global_draws import GlobalDraws
 from genrl.envs.gym_scene import GymScene
-from genrl.envs.gym_simulator import make_bare, reported_success
+from genrl.envs.gym_simulator import make_bare
 from genrl.envs.settings import EnvError, EnvSettings
 
 FOLDERS = ("ogbench.locomaze", "ogbench.manipspace")
@@ -74,14 +75,14 @@ class OGBench:
         space = self._space
         self.action_space = Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
         self._goal = np.zeros(0)
-        camera = "front" if name.startswith(("cube", "scene", "puzzle")) else self._above()
-        manipulation = camera == "front"
-        self.actions = {"frame": "delta", "rotation": "unspecified"} if manipulation else UNSPECIFIED
+        self._maze = hasattr(env, "maze_map")
+        camera = self._above() if self._maze else "front"
+        self.actions = UNSPECIFIED if self._maze else {"frame": "delta", "rotation": "unspecified"}
         self.scene = GymScene(
             env,
             camera=camera,
-            crop=((0.15, -0.5, 0.005), (0.75, 0.5, 0.6)) if manipulation else None,
-            depth_range=(0.3, 2.3) if manipulation else None,
+            crop=None if self._maze else ((0.15, -0.5, 0.005), (0.75, 0.5, 0.6)),
+            depth_range=None if self._maze else (0.3, 2.3),
         )
 
     def _above(self) -> dict[str, Any]:
@@ -111,7 +112,11 @@ class OGBench:
         """One control step."""
         with self._draws:
             obs, reward, terminated, _, info = self.env.step(action)
-        return SimStep(self._vectors(obs), float(reward), bool(terminated), reported_success(info), info)
+        return SimStep(self._vectors(obs), float(reward), bool(terminated), self._success(), info)
+
+    def _success(self) -> bool:
+        """Of the state now; single-task variants report that of the state before the action, one step late."""
+        return bool(self.env.compute_success() if self._maze else self.env._success)
 
     def picture(self, size: int) -> None:
         """Drawn from the scene."""
