@@ -20,6 +20,10 @@ __all__ = ["Expert", "ExpertError", "expert", "list_experts"]
 
 FAMILIES = {
     "metaworld": "genrl.envs.experts.metaworld",
+    "maze": "genrl.envs.experts.maze",
+    "robotics": "genrl.envs.experts.fetch",
+    "robosuite": "genrl.envs.experts.robosuite",
+    "ogbench": "genrl.envs.experts.ogbench",
 }
 
 
@@ -85,7 +89,7 @@ def _module(family: str) -> Any:
         raise ExpertError(f"{family} has no scripted experts; families that have: {', '.join(FAMILIES)}")
     from genrl.envs.make import family_module
 
-    family_module({"maze": "maze"}.get(family, family))  # names the extra if the simulator is missing
+    family_module(family)  # names the extra if the simulator is missing
     return importlib.import_module(FAMILIES[family])
 
 
