@@ -137,11 +137,12 @@ def select_keys(reader: Reader, obs: Sequence[str] | None, rename: Mapping[str, 
     chosen: dict[str, Key] = {}
     wanted: Sequence[str] = list(names.values()) if obs is None else obs
     for name in wanted:
-        matches = [key for key in known if name in (names[key.name], key.name)]
+        matches = [key for key in known if name in (names[key.name], key.name, key.as_name)]
         if not matches:
-            others = sorted({*names, *names.values()})
             hint = "states of the simulator are no observations; " if name == "states" else ""
-            raise DataError(f"there is no observation {name!r}; {hint}choose from {', '.join(others)}", reader.path)
+            raise DataError(
+                f"there is no observation {name!r}; {hint}choose from {', '.join(names.values())}", reader.path
+            )
         exact = [key for key in matches if names[key.name] == name] or matches
         if len(exact) > 1:
             both = [key.name for key in exact]

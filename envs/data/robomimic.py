@@ -98,7 +98,7 @@ class RobomimicReader:
                 for key in item:
                     if entry == "obs":
                         layout = _text(item[key].attrs.get("layout", "auto"))
-                        found.append(Key(key, "observation", key, layout))  # type: ignore[arg-type]
+                        found.append(Key(f"obs/{key}", "observation", key, layout))  # type: ignore[arg-type]
                     elif entry == "next_obs":
                         meaning = "observation after the step; only the last one of an episode is read"
                         found.append(Key(f"next_obs/{key}", "other", meaning=meaning))
@@ -129,14 +129,15 @@ class RobomimicReader:
 
     def array(self, name: str, key: str) -> np.ndarray:
         demo = self._demo(name)
-        for place in (f"obs/{key}", key):
-            if place in demo:
-                return demo[place][()]
-        raise DataError(f"is missing; there are {sorted(demo)} and observations {sorted(demo.get('obs', []))}", key=key)
+        if key not in demo or hasattr(demo[key], "keys"):
+            raise DataError(
+                f"is missing; there are {sorted(demo)} and observations {sorted(demo.get('obs', []))}", key=key
+            )
+        return demo[key][()]
 
     def final(self, name: str, key: str) -> np.ndarray | None:
         demo = self._demo(name)
-        place = f"next_obs/{key}"
+        place = f"next_{key}"  # obs/... -> next_obs/...
         repeated = bool(demo.attrs.get("final_repeated", False))
         return demo[place][-1] if place in demo and len(demo[place]) and not repeated else None
 

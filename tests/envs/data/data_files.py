@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import zarr
 
 Raw = dict[str, np.ndarray]
-STATE = {"robomimic": "state", "lerobot": "observation.state", "minari": "observations", "ogbench": "observations"}
+STATE = {"robomimic": "obs/state", "lerobot": "observation.state", "minari": "observations", "ogbench": "observations"}
 ACTION = {"robomimic": "actions", "minari": "actions", "ogbench": "actions"}
 FPS = 10
 

@@ -41,8 +41,8 @@ def test_only_selected_observations_count_as_used(tmp_path):
     path = write_robomimic_like(tmp_path, raw_episodes(images=True))
     report = inspect_demonstrations(path, obs=["state"])
     keys = {key.name: key for key in report.keys}
-    assert keys["image"].used == "no (not selected)" and keys["image"].shape == (32, 48, 3)
-    assert keys["image"].dtype == "uint8" and 0 <= keys["image"].low < keys["image"].high <= 255
+    assert keys["obs/image"].used == "no (not selected)" and keys["obs/image"].shape == (32, 48, 3)
+    assert keys["obs/image"].dtype == "uint8" and 0 <= keys["obs/image"].low < keys["obs/image"].high <= 255
 
 
 def test_filter_keys_are_listed_with_their_sizes(tmp_path):
@@ -61,7 +61,7 @@ def test_broken_data_can_still_be_looked_at(tmp_path):
     with h5py.File(path, "a") as file:
         del file["data/demo_1/obs/state"]
     report = inspect_demonstrations(path)
-    assert any("demo_1" in problem and "'state'" in problem for problem in report.problems)
+    assert any("demo_1" in problem and "'obs/state'" in problem for problem in report.problems)
     assert report.summary.episodes == 2
     assert {key.name: key.high for key in report.keys}["actions"] == 7.0
 

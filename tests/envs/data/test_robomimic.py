@@ -212,7 +212,7 @@ def replace_with(key, value):
     ("change", "message"),
     [
         (replace_with("data/demo_1/actions", None), r"episode demo_1.*'actions'.*is missing"),
-        (replace_with("data/demo_1/obs/state", None), r"episode demo_1.*'state'.*is missing"),
+        (replace_with("data/demo_1/obs/state", None), r"episode demo_1.*'obs/state'.*is missing"),
         (replace_with("data/demo_1/obs", None), r"episode demo_1.*'obs'.*dataset_states_to_obs"),
         (replace_with("data/demo_1/actions", np.array([b"x", b"y", b"z"])), r"demo_1.*'actions'.*dtype"),
         (replace_with("data/demo_1/actions", np.zeros((2, 2))), r"demo_1.*num_samples is 3.*2 steps"),
@@ -241,6 +241,15 @@ def test_files_without_episodes_and_episodes_without_steps(tmp_path):
     assert len(open_demonstrations(path, bad_episodes="skip")) == 2
 
 
+def test_an_observation_may_be_called_like_an_array_beside_it(tmp_path):
+    path = write_robomimic_like(tmp_path, raw_episodes((3,)))
+    with h5py.File(path, "a") as file:
+        file["data/demo_0/obs/actions"], file["data/demo_0/obs/states"] = np.full((3, 4), 7.0), np.full((3, 5), 8.0)
+    episode = open_demonstrations(path, obs=["actions", "states"]).episodes[0]
+    assert (episode.obs["actions"] == 7).all() and (episode.obs["states"] == 8).all()
+    assert np.array_equal(episode.actions, raw_episodes((3,))[0]["action"])
+
+
 def test_simulator_states_are_no_observations(tmp_path):
     path = write_robomimic_like(tmp_path, raw_episodes())
     with pytest.raises(DataError, match="states of the simulator are no observations; choose from state"):
@@ -251,7 +260,7 @@ def test_pictures_are_read_only_when_they_are_selected(tmp_path):
     path = write_robomimic_like(tmp_path, raw_episodes(images=True))
     damaged(path, replace_with("data/demo_1/obs/image", np.array([b"no", b"pictures", b"here"])))
     assert list(open_demonstrations(path, obs=["state"]).specs) == ["state"]
-    with pytest.raises(DataError, match=r"demo_1.*'image'"):
+    with pytest.raises(DataError, match=r"demo_1.*'obs/image'"):
         open_demonstrations(path, obs=["state", "image"])
 
 
