@@ -11,7 +11,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
+from genrl.envs.gl import gl_in_use
 from genrl.envs.make import make_env
 from genrl.envs.settings import EnvError, EnvSettings
 
@@ -43,7 +45,7 @@ def make_vec(
         backend: ``"sync"`` steps the rows one after the other, ``"async"`` in a process each. On two cores the
             processes win about a third for tasks of half a millisecond a step and lose for faster ones.
         context: how processes start; None forks, or spawns where forking is unsafe (the environment renders, or this
-            process uses CUDA). Spawning needs ``if __name__ == "__main__":`` in your script.
+            process uses OpenGL or CUDA). Spawning needs ``if __name__ == "__main__":`` in your script.
         render: videos will be wanted, see `make_env`.
         **changes: settings to replace.
 
@@ -60,7 +62,13 @@ def make_vec(
         return SyncRows(makers, seed)
     if backend != "async":
         raise EnvError(f'backend = {backend!r} is unknown; allowed: "sync", "async"')
-    return AsyncRows(makers, seed, context or default_context(settings))
+    context = context or default_context(settings)
+    if context == "fork" and settings.renders and gl_in_use():
+        raise EnvError(
+            f"{settings.id} draws in every row, and this process has drawn with OpenGL already, which no fork of it "
+            'can go on with; use context="spawn", or make the rows before anything is drawn here'
+        )
+    return AsyncRows(makers, seed, context)
 
 
 def default_n_envs() -> int:
@@ -84,7 +92,7 @@ def default_context(settings: EnvSettings) -> Literal["fork", "spawn"]:
     """``"spawn"`` where a forked process would inherit a GL or CUDA context, or where there is no fork."""
     torch = sys.modules.get("torch")
     cuda = torch is not None and torch.cuda.is_initialized()
-    return "spawn" if settings.renders or cuda or not hasattr(os, "fork") else "fork"
+    return "spawn" if settings.renders or gl_in_use() or cuda or not hasattr(os, "fork") else "fork"
 
 
 class Row(gym.Wrapper):
@@ -231,6 +239,14 @@ class AsyncRows(AsyncVectorEnv, RowVectorEnv):
         with self._watched():
             return super().call_wait(timeout)
 
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the processes; those that still answer are asked, and none is waited for in vain."""
+        try:
+            super().close_extras(timeout, terminate)
+        except PIPE_ERRORS:
+            self._state = AsyncState.DEFAULT
+            super().close_extras(terminate=True)
+
     def halt(self, mask: np.ndarray) -> None:
         """Stop simulating the rows of a mask [N] until their next reset."""
         self._ask([row for row, stop in enumerate(mask) if stop], "halt")
@@ -252,6 +268,7 @@ class AsyncRows(AsyncVectorEnv, RowVectorEnv):
         return [result for result, _ in answers]
 
 
+PIPE_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)
 HINTS = {
     -9: "the system killed it, usually for memory: use fewer n_envs",
     -11: "it crashed in native code, usually in OpenGL: try renderer: rays, or backend sync to see where",
@@ -270,7 +287,7 @@ class _Watch:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
+        if not isinstance(error, PIPE_ERRORS):
             return
         dead = []
         for index, process in enumerate(getattr(self.rows, "processes", [])):
@@ -280,8 +297,6 @@ class _Watch:
                 dead.append(f"the process of row {index} ended with exit code {process.exitcode}: {hint}")
         # Without this the destructor would wait for answers of dead processes.
         if hasattr(self.rows, "_state"):
-            from gymnasium.vector.async_vector_env import AsyncState
-
             self.rows._state = AsyncState.DEFAULT
             self.rows.close(terminate=True)
         raise WorkerDiedError("; ".join(dead) or f"a process of the environments ended: {error}") from error
