@@ -1,9 +1,12 @@
 """Policies that act in chunks: one-step flow, mean-flow, drifting and consistency policies, and their baselines."""
 
 from genrl.policies.base import Chunking, ChunkPolicy, Draw, EncoderSettings, Noise, Normalization, Teacher
+from genrl.policies.check import check_policy
 from genrl.policies.checkpoint import load_policy
 from genrl.policies.chunking import ChunkExecutor, EpisodeNoise
+from genrl.policies.compiled import CompiledPolicy
 from genrl.policies.diffusion import DiffusionPolicy
+from genrl.policies.export import export_onnx
 from genrl.policies.flow import FlowPolicy
 from genrl.policies.normalizer import Normalizer
 from genrl.policies.regression import RegressionPolicy
@@ -13,6 +16,7 @@ __all__ = [
     "ChunkExecutor",
     "ChunkPolicy",
     "Chunking",
+    "CompiledPolicy",
     "DiffusionPolicy",
     "Draw",
     "EncoderSettings",
@@ -24,5 +28,7 @@ __all__ = [
     "RegressionPolicy",
     "RobomimicRollout",
     "Teacher",
+    "check_policy",
+    "export_onnx",
     "load_policy",
 ]

@@ -51,5 +51,5 @@ class RegressionPolicy(ChunkPolicy):
         return self._regress(cond)
 
     def _regress(self, cond: Tensor) -> Tensor:
-        x = cond.new_zeros(len(cond), self.chunking.horizon, self.action_dim)
+        x = cond.new_zeros(cond.shape[0], self.chunking.horizon, self.action_dim)
         return self.velocity(x, same_time(1.0, x), cond)

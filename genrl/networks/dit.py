@@ -147,7 +147,7 @@ class VelocityDiT(nn.Module):
                     "build it with classes, cond_dim or vocabulary"
                 )
         else:
-            vector, sequence = self.condition(cond, _null_rows(null, len(x), x.device))
+            vector, sequence = self.condition(cond, _null_rows(null, x.shape[0], x.device))
             c = c + vector
             if self.context is not None:
                 embedded, real = sequence  # [B, L, dim], bool [B, L]
@@ -165,13 +165,13 @@ class VelocityDiT(nn.Module):
 
     def _patches(self, x: Tensor) -> Tensor:
         (rows, columns), p = self.grid, self.patch
-        x = x.reshape(len(x), self.in_channels, rows, p, columns, p)
-        return x.permute(0, 2, 4, 1, 3, 5).reshape(len(x), rows * columns, -1)  # [B, N, C p p]
+        x = x.reshape(x.shape[0], self.in_channels, rows, p, columns, p)
+        return x.permute(0, 2, 4, 1, 3, 5).reshape(x.shape[0], rows * columns, -1)  # [B, N, C p p]
 
     def _pixels(self, h: Tensor) -> Tensor:
         (rows, columns), p = self.grid, self.patch
-        h = h.reshape(len(h), rows, columns, self.in_channels, p, p)
-        return h.permute(0, 3, 1, 4, 2, 5).reshape(len(h), self.in_channels, *self.size)  # [B, C, H, W]
+        h = h.reshape(h.shape[0], rows, columns, self.in_channels, p, p)
+        return h.permute(0, 3, 1, 4, 2, 5).reshape(h.shape[0], self.in_channels, *self.size)  # [B, C, H, W]
 
 
 class _Block(nn.Module):

@@ -174,7 +174,7 @@ class ObservationEncoder(nn.Module):
                 if isinstance(encoder, ImageEncoder):
                     x = encoder(x, uniform if self.training else None)
                 else:
-                    x = encoder(x.flatten(0, 1)).reshape(len(x), -1)
+                    x = encoder(x.flatten(0, 1)).reshape(x.shape[0], -1)
             vectors.append(x.flatten(1))  # [B, T F]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
 
