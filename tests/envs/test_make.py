@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 
+import faulty_envs
 import gymnasium as gym
 import numpy as np
 import pytest
-import toy_envs
 
 from genrl.envs import (
     EnvError,
@@ -177,7 +177,7 @@ class TestObservations:
 class TestActions:
     @pytest.fixture
     def env(self):
-        env = make_env("toy_envs:Reach")
+        env = make_env("faulty_envs:Reach")
         env.reset(seed=0)
         return env
 
@@ -193,12 +193,12 @@ class TestActions:
 
     def test_a_step_before_the_reset_is_refused(self):
         with pytest.raises(EnvError, match="reset"):
-            make_env("toy_envs:Reach").step(np.zeros(2))
+            make_env("faulty_envs:Reach").step(np.zeros(2))
 
 
 class TestSeeds:
     def test_a_drawn_seed_is_reported_and_repeats_the_episode(self):
-        env = make_env("toy_envs:Reach")
+        env = make_env("faulty_envs:Reach")
         obs, info = env.reset()
         assert np.array_equal(env.reset(seed=info["seed"])[0]["state"], obs["state"])
         assert env.reset()[1]["seed"] != env.reset()[1]["seed"]
@@ -206,36 +206,36 @@ class TestSeeds:
 
 class TestOwn:
     def test_class_and_function_by_import_path(self):
-        assert make_env("toy_envs:Reach").max_steps == 1000
-        assert make_env("toy_envs.Reach").family == "own"
-        env = make_env("toy_envs:make_limited", kwargs={"size": 0.0})
-        assert env.max_steps == 7 and make_env("toy_envs:make_limited", max_steps=3).max_steps == 3
+        assert make_env("faulty_envs:Reach").max_steps == 1000
+        assert make_env("faulty_envs.Reach").family == "own"
+        env = make_env("faulty_envs:make_limited", kwargs={"size": 0.0})
+        assert env.max_steps == 7 and make_env("faulty_envs:make_limited", max_steps=3).max_steps == 3
         assert np.array_equal(env.reset(seed=4)[0]["state"], np.zeros(4))
 
     def test_the_time_limit_around_it_does_not_stop_it(self):
-        env = make_env("toy_envs:make_limited")
+        env = make_env("faulty_envs:make_limited")
         env.reset(seed=0)
         ends = [env.step(np.zeros(2))[3] for _ in range(9)]
         assert ends == [False] * 6 + [True] * 3
 
     def test_a_goal_dictionary_becomes_state_in_the_documented_order(self):
-        env = make_env("toy_envs:Parts", observations=("state", "desired_goal", "observation"))
+        env = make_env("faulty_envs:Parts", observations=("state", "desired_goal", "observation"))
         obs, _ = env.reset(seed=0)
         assert np.array_equal(obs["state"], np.concatenate([obs["observation"], obs["desired_goal"]]))
 
     def test_pictures_need_render_mode_at_the_start(self):
-        assert make_env("toy_envs:Reach", render=True).render().shape == (20, 30, 3)
+        assert make_env("faulty_envs:Reach", render=True).render().shape == (20, 30, 3)
         with pytest.raises(EnvError, match="render=True"):
-            make_env("toy_envs:Reach").render()
-        env = make_env("toy_envs:Reach", observations=("image",), image_size=10)
+            make_env("faulty_envs:Reach").render()
+        env = make_env("faulty_envs:Reach", observations=("image",), image_size=10)
         assert env.reset(seed=0)[0]["image"].shape == (3, 10, 10)
 
     @pytest.mark.parametrize(
         "path, message",
         [
-            ("toy_envs:NOT_CALLABLE", "class or a function"),
-            ("toy_envs:make_nothing", "not a gymnasium.Env"),
-            ("toy_envs:Absent", "Absent"),
+            ("faulty_envs:NOT_CALLABLE", "class or a function"),
+            ("faulty_envs:make_nothing", "not a gymnasium.Env"),
+            ("faulty_envs:Absent", "Absent"),
             ("no_such_module:make", "no_such_module"),
         ],
     )
@@ -245,7 +245,7 @@ class TestOwn:
 
     def test_kwargs_that_do_not_fit_are_named(self):
         with pytest.raises(EnvError, match="colour"):
-            make_env("toy_envs:Reach", kwargs={"colour": 3})
+            make_env("faulty_envs:Reach", kwargs={"colour": 3})
 
     def test_discrete_actions_are_refused(self):
         with pytest.raises(EnvError, match="bounded Box"):
@@ -353,8 +353,8 @@ def test_versions_name_simulator_and_python():
 
 
 def test_task_environments_are_gymnasium_environments():
-    env = make_env("toy_envs:Reach")
+    env = make_env("faulty_envs:Reach")
     assert isinstance(env, gym.Env)
     obs, _ = env.reset(seed=0)
     assert env.observation_space.contains(obs)
-    assert isinstance(toy_envs.Reach(), gym.Env)
+    assert isinstance(faulty_envs.Reach(), gym.Env)

@@ -89,7 +89,7 @@ class TestEqualsSingles:
 class TestRows:
     @pytest.mark.parametrize("backend, context", BACKENDS[:2])
     def test_rows_start_alone_and_ended_rows_stand_still(self, backend, context):
-        rows = vec("toy_envs:Countdown", 3, backend, context)
+        rows = vec("faulty_envs:Countdown", 3, backend, context)
         try:
             rows.reset(seed=[0, 1, 2])
             go = np.ones((3, 2))
@@ -113,7 +113,7 @@ class TestRows:
 
     @pytest.mark.parametrize("backend, context", BACKENDS[:2])
     def test_halted_rows_wait_for_their_reset(self, backend, context):
-        rows = vec("toy_envs:Reach", 2, backend, context)
+        rows = vec("faulty_envs:Reach", 2, backend, context)
         try:
             rows.reset(seed=0)
             before = rows.step(np.ones((2, 2)))[0]["state"].copy()
@@ -128,7 +128,7 @@ class TestRows:
 
     @pytest.mark.parametrize("backend, context", BACKENDS[:2])
     def test_stored_observations_stay(self, backend, context):
-        rows = vec("toy_envs:SharedBuffer", 2, backend, context)
+        rows = vec("faulty_envs:SharedBuffer", 2, backend, context)
         try:
             kept = [rows.reset(seed=0)[0]["state"]]
             kept += [rows.step(np.full((2, 2), 0.5))[0]["state"] for _ in range(3)]
@@ -137,14 +137,14 @@ class TestRows:
             rows.close()
 
     def test_seeds_count_up_from_the_first(self):
-        rows = vec("toy_envs:Reach", 3, "sync", seed=10)
+        rows = vec("faulty_envs:Reach", 3, "sync", seed=10)
         assert list(rows.reset()[1]["seed"]) == [10, 11, 12]
         assert list(rows.reset(seed=np.int64(4))[1]["seed"]) == [4, 5, 6]
         assert list(rows.reset(seed=np.array([7, 1, 7]))[1]["seed"]) == [7, 1, 7]
 
     @pytest.mark.parametrize("backend, context", BACKENDS[:2])
     def test_videos_and_versions_of_rows(self, backend, context):
-        rows = vec("toy_envs:Reach", 2, backend, context, render=True)
+        rows = vec("faulty_envs:Reach", 2, backend, context, render=True)
         try:
             rows.reset(seed=0)
             assert rows.render_row(1).shape == (20, 30, 3)
@@ -156,14 +156,14 @@ class TestRows:
 class TestFailures:
     @pytest.mark.parametrize("context", ["fork", "spawn"])
     def test_a_dead_process_is_named_with_its_exit_code(self, context):
-        rows = vec("toy_envs:Dies", 2, "async", context)
+        rows = vec("faulty_envs:Dies", 2, "async", context)
         rows.reset(seed=0)
         rows.step(np.zeros((2, 2)))
         with pytest.raises(WorkerDiedError, match="exit code 3"):
             rows.step(np.zeros((2, 2)))
 
     def test_a_killed_process_hints_at_memory(self):
-        rows = vec("toy_envs:Reach", 2, "async", "fork")
+        rows = vec("faulty_envs:Reach", 2, "async", "fork")
         rows.reset(seed=0)
         os.kill(rows.processes[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"row 1 ended with exit code -9.*fewer n_envs"):
@@ -173,14 +173,14 @@ class TestFailures:
     @pytest.mark.filterwarnings("ignore")
     def test_a_mistake_in_the_environment_comes_through(self):
         for backend, context in BACKENDS[:2]:
-            rows = vec("toy_envs:Fails", 2, backend, context)
+            rows = vec("faulty_envs:Fails", 2, backend, context)
             rows.reset(seed=0)
             with pytest.raises(RuntimeError, match="a mistake in the environment"):
                 rows.step(np.zeros((2, 2)))
             rows.close()
 
     def test_closing_after_a_death_does_not_hang(self):
-        rows = vec("toy_envs:Reach", 2, "async", "fork")
+        rows = vec("faulty_envs:Reach", 2, "async", "fork")
         rows.reset(seed=0)
         os.kill(rows.processes[0].pid, signal.SIGKILL)
         begin = time.monotonic()
@@ -189,9 +189,9 @@ class TestFailures:
 
     def test_values_out_of_range(self):
         with pytest.raises(EnvError, match="n_envs"):
-            make_vec("toy_envs:Reach", 0)
+            make_vec("faulty_envs:Reach", 0)
         with pytest.raises(EnvError, match="sync"):
-            make_vec("toy_envs:Reach", 1, backend="threads")
+            make_vec("faulty_envs:Reach", 1, backend="threads")
 
 
 class TestDefaults:
