@@ -32,7 +32,7 @@ from genrl.envs.data.episodes import DataError, Demonstrations
 PERCENTILES = (1.0, 2.0, 5.0)
 PAIRS = 200_000  # random pairs of points whose distances give eps
 BLOCK = 4_000_000  # distances held at once
-BALL = 500  # points of a ball that a linear fit uses at most
+BALL = 300  # points of a ball that a linear fit uses at most
 
 
 @dataclass(frozen=True)
@@ -237,10 +237,10 @@ def transition_diversity(
                 members = np.flatnonzero(distance <= radius)
                 members = members[:: len(members) // BALL + 1]
                 design = np.concatenate([np.ones((len(members), 1)), joint[members] - joint[row]], axis=1)
-                solution, _, rank, _ = np.linalg.lstsq(design, step[members], rcond=1e-8)
-                if len(members) > rank:
-                    residual = step[members] - design @ solution
-                    traces[k].append(float((residual**2).sum()) / (len(members) - int(rank)))
+                basis = _orthonormal(design)
+                if len(members) > basis.shape[1]:
+                    residual = step[members] - basis @ (basis.T @ step[members])
+                    traces[k].append(float((residual**2).sum()) / (len(members) - basis.shape[1]))
     return np.array([np.mean(values) if values else np.nan for values in traces])
 
 
@@ -300,6 +300,13 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per dimension; 1 where numbers are equal up to rounding."""
     center, scale = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
     return center, np.where(scale > 1e-6 * np.maximum(1e-6, np.abs(center)), scale, 1.0)
+
+
+def _orthonormal(columns: np.ndarray) -> np.ndarray:
+    """Orthonormal basis [n, rank] of the span of columns [n, k]; several times faster than singular values."""
+    values, vectors = np.linalg.eigh(columns.T @ columns)
+    kept = values > 1e-12 * max(values[-1], 1e-300)
+    return np.linalg.qr(columns @ (vectors[:, kept] / np.sqrt(values[kept])))[0]
 
 
 def _distances(points: np.ndarray, centers: np.ndarray) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
