@@ -3,14 +3,25 @@
 import pytest
 import torch
 
-from genrl.networks import VelocityDiT, VelocityMLP
+from genrl.networks import DiTBackbone, VelocityDiT, VelocityMLP, VelocityUNet1d
 
 
 def dit(**kwargs):
     return VelocityDiT(2, (4, 6), patch=2, dim=16, depth=2, heads=2, **kwargs)
 
 
+def unet(**kwargs):
+    return VelocityUNet1d(8, 3, widths=(8, 12, 16), kernel=3, groups=2, time_dim=16, **kwargs)
+
+
+def chunk_dit(interval=False):
+    return DiTBackbone(dim=16, depth=2, heads=2).build(5, 3, 4, interval=interval, max_frequency=5.0)
+
+
 NETWORKS = {
+    "unet": (unet, (8, 3), None),
+    "unet-vector": (lambda **kw: unet(cond_dim=4, **kw), (8, 3), torch.randn(4, 4)),
+    "chunk-dit": (chunk_dit, (5, 3), torch.randn(4, 4)),
     "mlp": (lambda **kw: VelocityMLP(5, width=16, depth=2, **kw), (5,), None),
     "mlp-shaped": (lambda **kw: VelocityMLP(6, cond_dim=3, width=16, depth=1, **kw), (2, 3), torch.randn(4, 3)),
     "dit": (dit, (2, 4, 6), None),
@@ -87,13 +98,44 @@ def test_interval_networks_have_forward_derivatives_that_match_differences(name)
     cond = cond.double() if cond is not None and cond.is_floating_point() else cond
     direction = torch.randn_like(x)
 
-    def velocity(x, t):
+    def velocity(x, t, r):
         return network(x, t, cond, r=r)
 
-    _, derivative = torch.func.jvp(velocity, (x, t), (direction, torch.ones_like(t)))
-    h = 1e-5
-    difference = (velocity(x + h * direction, t + h) - velocity(x - h * direction, t - h)) / (2 * h)
-    torch.testing.assert_close(derivative, difference, atol=1e-6, rtol=1e-5)
+    # (dx, dt, dr): each input alone, and the tangents of MeanFlow and of a flow map
+    nothing, one, h = torch.zeros_like(t), torch.ones_like(t), 1e-5
+    for dx, dt, dr in (
+        (direction, nothing, nothing),
+        (0 * x, one, nothing),
+        (0 * x, nothing, one),
+        (direction, one, one),
+    ):
+        _, derivative = torch.func.jvp(velocity, (x, t, r), (dx, dt, dr))
+        ahead, behind = (velocity(x + e * dx, t + e * dt, r + e * dr) for e in (h, -h))
+        torch.testing.assert_close(derivative, (ahead - behind) / (2 * h), atol=1e-6, rtol=1e-5)
+        assert derivative.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_features_come_with_the_output_of_the_network_and_depend_on_the_input(name):
+    network, x, t, cond = build(name)
+    awaken(network)
+    out, maps = network.features(x, t, cond)
+    assert torch.equal(out, network(x, t, cond)) and maps
+    _, other = network.features(x + 1, t, cond)
+    for one, two in zip(maps, other, strict=True):
+        assert one.shape[0] == 4 and one.requires_grad and (one - two).flatten(1).norm(dim=1).min() > 1e-3
+
+
+@pytest.mark.parametrize("interval", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_one_time_for_all_rows_gives_what_equal_times_give(name, interval):
+    network, x, _, cond = build(name, interval=interval)
+    awaken(network)
+    with torch.inference_mode():
+        once = [torch.full((1,), value).expand(4) for value in (0.7, 0.2)]
+        rows = [torch.full((4,), value) for value in (0.7, 0.2)]
+        expanded, full = (network(x, t, cond, r=r if interval else None) for t, r in (once, rows))
+        torch.testing.assert_close(expanded, full, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -163,3 +205,5 @@ def test_inputs_that_do_not_fit_are_refused():
         VelocityMLP(2, cond_dim=3)(torch.zeros(1, 2), torch.zeros(1))
     with pytest.raises(ValueError, match="x_dim is 2"):
         VelocityMLP(2)(torch.zeros(1, 3), torch.zeros(1))
+    with pytest.raises(ValueError, match="no null condition"):
+        dit(cond_dim=3, guidance=False)(torch.zeros(1, 2, 4, 6), torch.zeros(1), null=True)
