@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,16 +131,18 @@ class Imitation(Run):
         self.dataset = ChunkDataset(train, self.policy.chunking, self.device)
         self.held_out = None if held_out is None else ChunkDataset(held_out, self.policy.chunking, self.device)
         self.demonstrations = train
+        if self.accelerator.is_main_process:
+            for note in train.summary().notes:
+                print(f"demonstrations: {note}")
         if self.env is not None:
             self._check_observations(train.specs)
 
     def _check_observations(self, specs: dict[str, Any]) -> None:
         """The environment must show what the policy was trained to see."""
         assert self.env is not None
-        made = self.env.make()
-        found = dict(made.specs)
-        action_dim = int(made.action_space.shape[0])
-        made.close()
+        with contextlib.closing(self.env.make()) as made:
+            found, action_dim = dict(made.specs), int(made.action_space.shape[0])
+            representation = dict(made.action_representation)
         for name, spec in specs.items():
             if name not in found:
                 raise SetupError(
@@ -156,6 +159,11 @@ class Imitation(Run):
                 f"the demonstrations have {self.demonstrations.action_dim} action dimensions, {self.env.id} takes "
                 f"{action_dim}"
             )
+        given = self.demonstrations.meta.get("action_representation")
+        if given and representation:
+            from genrl.envs.data.actions import ActionRepresentation
+
+            ActionRepresentation.from_dict(given).require(ActionRepresentation.from_dict(representation), self.env.id)
 
     # ------------------------------------------------------------------------------------------- iterations
 
@@ -235,8 +243,8 @@ class Imitation(Run):
         with self.optimization.evaluated_weights():
             if self.held_out is not None:
                 values |= self._validation(self.held_out)
-            if self.assessor.active and not first and self.accelerator.is_main_process:
-                self.assessor.start(self.iteration, self.policy, values, filmed=self.evaluation.videos, wait=last)
+            acts = self.assessor.active and not first and self.accelerator.is_main_process
+            self._saving(lambda: self.assessor.start(self.iteration, self.policy, values, last) if acts else None)
         self.evaluated = self.iteration
         if first or not self.assessor.active:
             self._record(Assessment(self.iteration, values))
@@ -273,8 +281,7 @@ class Imitation(Run):
             except RuntimeError as error:
                 problem = str(error)
         problem = any_problem(self.accelerator, problem)
-        if problem:
-            self._save_before_failing()
+        if problem:  # nothing is saved: the checkpoint before the evaluation does it again
             raise RuntimeError(problem)
         if found is not None:
             self._record(found)

@@ -50,9 +50,10 @@ class Assessor:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = run_dir / FOLDER / "log.txt"
 
-    def start(self, iteration: int, policy: Any, values: dict[str, float], filmed: int, wait: bool) -> None:
+    def start(self, iteration: int, policy: Any, values: dict[str, float], wait: bool) -> None:
         """Begin to evaluate a policy; `values` are added to the result."""
         assert self.env is not None and self.pending is None
+        filmed = self.settings.videos
         self.pending, self._values = iteration, dict(values)
         self._discard(self._snapshot(iteration))
         self._snapshot(iteration).parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,7 @@ class Assessor:
             code = self._process.wait()
             self._process = None
             if code:
+                self.pending = None
                 lines = self._log.read_text(errors="replace").strip().splitlines()
                 raise RuntimeError(
                     f"the evaluation of iteration {iteration} failed (exit code {code}): {' / '.join(lines[-3:])}"
