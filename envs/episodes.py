@@ -46,7 +46,8 @@ class EpisodeRunner:
 
     Attributes:
         finished: results by number. actions: [T, A] by number. consistency: D_t by number, if the actor scores it.
-        steps: environment steps so far. seconds: spent in `run`.
+        solved_at_start: seeds whose start state already is a success. steps: environment steps so far. seconds: spent
+        in `run`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EpisodeRunner:
         self.actions: dict[int, np.ndarray] = {}
         self.consistency: dict[int, list[float]] = {}
         self.running: dict[int, _Episode] = {}
+        self.solved_at_start: list[int] = []
         self.steps, self.seconds = 0, 0.0
 
     def records(self) -> list[EpisodeResult]:
@@ -123,6 +125,8 @@ class EpisodeRunner:
         for stretch in stretches:
             row, episode = stretch.row, self.running[stretch.row]
             if not episode.start:
+                if stretch.success:
+                    self.solved_at_start.append(episode.seed)
                 self._begin(row, episode, {name: value[0] for name, value in stretch.obs.items()})
                 news[row] = {name: value[:0] for name, value in stretch.obs.items()}
                 continue

@@ -17,7 +17,7 @@ from genrl.envs.episodes import EpisodeRunner
 from genrl.envs.evaluation import EpisodeResult, Evaluation
 from genrl.envs.film import film_episodes
 from genrl.envs.latency import Latency
-from genrl.envs.monitoring import with_consistency
+from genrl.envs.monitoring import calibrated_threshold, with_consistency
 from genrl.envs.rollout import LocalPool, Pool, ProcessPool
 from genrl.envs.settings import EnvError, EnvSettings
 from genrl.envs.stac import StacSettings
@@ -96,6 +96,7 @@ def evaluate(
         raise EnvError(f'videos = {videos} must be 0 or more, and backend = {backend!r} "sync" or "async"')
     workers = 1 if backend == "sync" else workers or default_n_envs()
     rows = min(episodes, n_envs or ROWS_PER_PROCESS * workers)
+    threshold = calibrated_threshold(stac) if stac is not None and stac.calibration is not None else None
     film = bool(videos and video_dir is not None)
     if film:
         find_encoder()  # not after all episodes
@@ -121,9 +122,9 @@ def evaluate(
             with contextlib.closing(pool), progress_bar(f"evaluating {settings.id}", episodes, progress) as advance:
                 runner.run(advance)
             names = film_episodes(settings, runner.records(), runner.actions, videos, video_dir) if film else ()
-            result = _result(runner, facts, timing, stac, names, actor.latency())
+            result = _result(runner, facts, timing, stac, threshold, names, actor.latency())
         except BaseException as error:
-            _keep(error, _result(runner, facts, timing, stac, (), None), out)
+            _keep(error, _result(runner, facts, timing, stac, threshold, (), None), out)
             raise
     if out is not None:
         result.save(out)
@@ -159,17 +160,18 @@ def _result(
     facts: Mapping[str, Any],
     timing: Mapping[str, Any],
     stac: StacSettings | None,
+    threshold: float | None,
     videos: tuple[str, ...],
     latency: Latency | None,
 ) -> Evaluation:
     records, alarm = runner.records(), None
     if stac is not None:
         stride = runner.actor.describe()["chunking"]["n_action_steps"]
-        records, alarm = with_consistency(records, runner.consistency, stac, stride)
+        records, alarm = with_consistency(records, runner.consistency, stac, stride, threshold)
     speed = runner.steps / runner.seconds if runner.seconds else None
     changed = {
         "policy": {**runner.actor.describe(), **facts["policy"]},
-        "warnings": (*facts["warnings"], *_equal_starts(records)),
+        "warnings": (*facts["warnings"], *_equal_starts(records), *_solved_starts(runner)),
         "timing": {**timing, "seconds": runner.seconds, "steps": runner.steps, "steps_per_second": speed},
     }
     return Evaluation(**{**facts, **changed}, episodes=tuple(records), stac=alarm, videos=videos, latency=latency)
@@ -202,6 +204,11 @@ def _actor(policy: Any, settings: EnvSettings, rows: int, seed: int, stac: StacS
     from genrl.policies.base import ChunkPolicy
 
     if isinstance(policy, ChunkPolicy):
+        if stac is not None and policy.chunking.last >= policy.chunking.horizon:
+            raise EnvError(
+                "temporal consistency (stac) compares what two chunks predict for the same steps; with n_action_steps "
+                f"= {policy.chunking.n_action_steps} of horizon {policy.chunking.horizon} there are none: leave it out"
+            )
         return ChunkActor(policy, rows, seed, stac), None
     if stac is not None:
         raise EnvError("temporal consistency (stac) compares predicted chunks; this policy is no ChunkPolicy")
@@ -262,6 +269,15 @@ def _equal_starts(records: list[EpisodeResult]) -> tuple[str, ...]:
     return (
         f"all {len(records)} episodes start from the same observation (1 distinct start of {len(records)}): the "
         "success rate is that of one start state",
+    )
+
+
+def _solved_starts(runner: EpisodeRunner) -> tuple[str, ...]:
+    solved = sorted(runner.solved_at_start)
+    if not solved:
+        return ()
+    return (
+        f"{len(solved)} start states are successes before the first action (seeds {', '.join(map(str, solved[:5]))})",
     )
 
 

@@ -14,16 +14,20 @@ from genrl.envs.stac import StacSettings
 
 
 def with_consistency(
-    episodes: Sequence[EpisodeResult], steps: Mapping[int, Sequence[float]], settings: StacSettings, stride: int
+    episodes: Sequence[EpisodeResult],
+    steps: Mapping[int, Sequence[float]],
+    settings: StacSettings,
+    stride: int,
+    threshold: float | None = None,
 ) -> tuple[list[EpisodeResult], dict[str, Any]]:
     """Add scores, thresholds and alarms to episodes.
 
     Args:
         episodes: without consistency.
         steps: D_t of each episode by number; the first belongs to the second replanning.
-        settings: of the score; with a calibration file the threshold comes from its successful episodes, else each
-            episode's from the other successful ones.
+        settings: of the score.
         stride: environment steps between two replannings.
+        threshold: of the alarm; None calibrates each episode on the other successful ones.
 
     Returns:
         The episodes, and what an evaluation file says about the alarm.
@@ -32,18 +36,18 @@ def with_consistency(
     # An episode that ended before its second replanning has no score: it calibrates nothing and cannot raise an alarm.
     scored = [e for e in episodes if scores[e.episode]]
     highest = [max(scores[e.episode]) for e in scored]
-    if settings.calibration is not None:
-        thresholds = [calibrated_threshold(settings)] * len(scored)
+    if threshold is not None:
+        thresholds = [threshold] * len(scored)
     else:
         thresholds = leave_one_out_thresholds(highest, [bool(e.success) for e in scored], settings.alpha)
-    of = {e.episode: threshold for e, threshold in zip(scored, thresholds, strict=True)}
+    of = {e.episode: limit for e, limit in zip(scored, thresholds, strict=True)}
     found = []
     for episode in episodes:
-        threshold = of.get(episode.episode, math.inf)
-        index = first_alarm(scores[episode.episode], threshold)
+        limit = of.get(episode.episode, math.inf)
+        index = first_alarm(scores[episode.episode], limit)
         consistency = Consistency(
             scores=scores[episode.episode],
-            threshold=threshold if math.isfinite(threshold) else None,
+            threshold=limit if math.isfinite(limit) else None,
             alarm_step=None if index is None else stride * (index + 1),
         )
         found.append(replace(episode, stac=consistency))
@@ -52,7 +56,7 @@ def with_consistency(
         judged = [e for e in found if e.stac is not None and e.stac.scores]
         times = [None if e.stac is None or e.stac.alarm_step is None else float(e.stac.alarm_step) for e in judged]
         metrics = detection_metrics(highest, times, [not e.success for e in judged]).to_dict()
-    calibrated = sum(math.isfinite(threshold) for threshold in thresholds)
+    calibrated = sum(math.isfinite(limit) for limit in thresholds)
     return found, {
         "settings": settings.to_dict(),
         "calibration": "leave one out" if settings.calibration is None else "file",

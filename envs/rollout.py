@@ -82,7 +82,7 @@ class Stretch:
         obs: {name: [m, *shape]}, after each of the m executed steps; after a start, m = 1, the first observation.
         rewards: [m], float64. flags: [m], success at each step. actions: [m, A] that an expert took, else None.
         ended: "", or why the episode ended: ``"success"``, ``"terminated"``, ``"truncated"``.
-        success, success_step: under the rule, so far.
+        success, success_step: under the rule, so far; after a start, whether the goal is reached already.
     """
 
     row: int
@@ -140,13 +140,14 @@ class EnvRow:
     def _start(self, command: Start) -> Stretch:
         if self.env is None:
             self.env = self.settings.make()
-        obs, _ = self.env.reset(seed=command.seed)
+        obs, info = self.env.reset(seed=command.seed)
         self.steps, self.obs, self.tracker = 0, obs, SuccessTracker(self.env.success_rule)
         if self.expert is not None:
             self._by_expert = True
             self.expert.reset(command.seed)
             self._by_expert = False
-        return Stretch(command.row, {name: np.array(value)[None] for name, value in obs.items()})
+        seen = {name: np.array(value)[None] for name, value in obs.items()}
+        return Stretch(command.row, seen, success=bool(info.get("success", False)))
 
     def _play(self, command: Play) -> Stretch:
         seen, rewards, taken, ended = [], [], [], ""
