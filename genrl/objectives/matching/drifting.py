@@ -169,11 +169,12 @@ def drifting_loss(
     _check_choice("shared", shared, Shared)
     if not min_scale > 0:
         raise ValueError(f"min_scale = {min_scale} must be positive; 1e-3 is the published value")
+    _check_shapes(x, positives, negatives)
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     keep = torch.ones_like(x[:, 0]) if mask is None else mask.to(x)  # [G, d]
     with torch.no_grad():
-        y_pos, y_neg = (None if y is None else y.to(x) * keep[:, None] for y in (positives, negatives))
-        assert y_pos is not None
+        y_pos = positives.to(x) * keep[:, None]
+        y_neg = None if negatives is None else negatives.to(x) * keep[:, None]
         particles = x.detach() * keep[:, None]
         distance, targets, weights, absent = _pairs(
             particles, y_pos, y_neg, True, positive_weights, negative_weights, allow_single=official
@@ -259,20 +260,19 @@ def _pairs(
     negative_weights: Tensor | None,
     allow_single: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distances [G, N, T] to all targets (positives, own particles, negatives), targets, weights [G, T], self [N, T]."""
-    for name, y in (("positives", positives), ("negatives", negatives)):
-        if x.dim() != 3 or (y is not None and (y.dim() != 3 or y.shape[::2] != x.shape[::2] or y.shape[1] == 0)):
-            raise ValueError(
-                f"x has shape {tuple(x.shape)} and {name} {None if y is None else tuple(y.shape)}; all are "
-                "[groups, samples, coordinates] with equal groups and coordinates and at least one sample"
-            )
-    groups, n, _ = x.shape
+    """What the particles see: positives, each other, negatives.
+
+    Returns:
+        Distances [G, N, T], targets [G, T, d], their weights [G, T], and where a particle meets itself [N, T].
+    """
+    _check_shapes(x, positives, negatives)
+    n = x.shape[1]
     if negatives is None and (not self_negatives or (n == 1 and not allow_single)):
         raise ValueError(
             f"{n} particle(s) without negatives feel no force: the field is attraction times repulsion; use at least 2 "
             "particles with self_negatives, or pass negatives"
         )
-    own = [x.detach()] if self_negatives else []
+    own = [x] if self_negatives else []
     targets = torch.cat([positives, *own, *([] if negatives is None else [negatives])], dim=1)
     parts = [_weights(positives, positive_weights, "positive_weights"), *(torch.ones_like(y[..., 0]) for y in own)]
     if negatives is not None:
@@ -282,6 +282,15 @@ def _pairs(
     if self_negatives:
         absent[:, positives.shape[1] : positives.shape[1] + n].fill_diagonal_(True)
     return _distances(x, targets), targets, weights, absent
+
+
+def _check_shapes(x: Tensor, positives: Tensor, negatives: Tensor | None) -> None:
+    for name, y in (("positives", positives), ("negatives", negatives)):
+        if x.dim() != 3 or (y is not None and (y.dim() != 3 or y.shape[::2] != x.shape[::2] or y.shape[1] == 0)):
+            raise ValueError(
+                f"x has shape {tuple(x.shape)} and {name} {None if y is None else tuple(y.shape)}; all are "
+                "[groups, samples, coordinates] with equal groups and coordinates and at least one sample"
+            )
 
 
 def _weights(targets: Tensor, weights: Tensor | None, name: str) -> Tensor:
