@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +47,8 @@ def film_episodes(
             outcome = {None: "", True: "-success", False: "-failure"}[episode.success]
             name = f"episode-{episode.episode:04d}{outcome}.mp4"
             path = Path(folder) / name
-            total, fps = 0.0, float(env.metadata.get("render_fps") or 20)
-            with VideoWriter(path, fps) as video:
+            total = 0.0
+            with VideoWriter(path, frame_rate(env)) as video:
                 env.reset(seed=episode.seed)
                 video.add(env.render())
                 for action in actions[episode.episode]:
@@ -57,6 +58,13 @@ def film_episodes(
                 path = path.rename(path.with_stem(f"{path.stem}-not-reproduced"))
             names.append(path.name)
     return tuple(names)
+
+
+def frame_rate(env: Any) -> float:
+    """Frames per second: the simulator's own where it says so, at most 30, so that fast control can be followed."""
+    inner = getattr(env.simulator, "env", None)
+    own = getattr(getattr(inner, "unwrapped", inner), "metadata", None) or {}
+    return min(30.0, float(own.get("render_fps") or env.metadata["render_fps"]))
 
 
 def chosen(episodes: Sequence[EpisodeResult], count: int) -> list[EpisodeResult]:
