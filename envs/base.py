@@ -112,7 +112,6 @@ class TaskEnv(gym.Env):
         family: name of the family, ``"metaworld"`` for example, ``"own"`` for an environment of yours.
         max_steps: length at which episodes are cut.
         success_rule: ``"any"``, ``"final"``, ``"hold:K"`` or ``"count:K"``.
-        has_success: the task has a notion of success; without one every flag is False.
         action_representation: "frame" and "rotation" of the actions, which those of data and policy must equal.
         simulator: the family's object (scripted experts look inside).
         elapsed: steps since the last reset.
@@ -132,7 +131,6 @@ class TaskEnv(gym.Env):
         self.family = family
         self.max_steps = settings.max_steps or simulator.max_steps
         self.success_rule = settings.success or simulator.success_rule
-        self.has_success = simulator.has_success
         self.action_representation = dict(simulator.actions)
         self.elapsed = 0
         self.vectors: Mapping[str, np.ndarray] = {}
@@ -183,6 +181,12 @@ class TaskEnv(gym.Env):
             name: ObsSpec(shape=space.shape, kind=kinds[pictures[name][0]] if pictures.get(name) else "state")
             for name, space in self.observation_space.spaces.items()
         }
+
+    @property
+    def has_success(self) -> bool:
+        """The task has a notion of success; without one every flag is False. Of an environment of yours this is known
+        once a step has reported a flag, or has not."""
+        return self.simulator.has_success
 
     @property
     def id(self) -> str:

@@ -34,7 +34,7 @@ class GymSimulator:
         state_keys: entries of a dictionary observation that make the state; None takes ``observation`` and
             ``desired_goal``, or all entries.
         prepare: called before each reset, to put back what the environment's own reset forgets.
-        has_success: the task has a notion of success.
+        has_success: the task has a notion of success; found out at each step where `success` is None.
         actions: see `Simulator`.
 
     Raises:
@@ -103,6 +103,8 @@ class GymSimulator:
     def step(self, action: np.ndarray) -> SimStep:
         """One control step."""
         obs, reward, terminated, _, info = self.env.step(action.astype(self._dtype))
+        if self._success is reported_success:
+            self.has_success = any(key in info for key in SUCCESS_KEYS)
         return SimStep(self._vectors(obs), float(reward), bool(terminated), self._success(info), dict(info))
 
     def scene(self) -> Any:

@@ -50,6 +50,15 @@ def test_success_at_the_start_is_reported_and_is_no_failure():
     assert "none of 2" in str(probe("faulty_envs:Reach"))
 
 
+def test_a_task_that_never_reports_success_is_noted():
+    report = probe("gymnasium.envs.classic_control.pendulum:PendulumEnv")
+    assert report.ok and "no notion of success" in str(report)
+    env = make_env("faulty_envs:Reach")
+    env.reset(seed=0)
+    env.step(np.zeros(2))
+    assert env.has_success
+
+
 def test_shared_buffers_reach_no_user_of_a_task_environment():
     assert probe("faulty_envs:SharedBuffer").ok
 
