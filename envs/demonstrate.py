@@ -164,6 +164,10 @@ def start_facts(env: Any) -> Mapping[str, Any]:
     """What a file of demonstrations says about its environment."""
     low, high = env.action_space.low, env.action_space.high
     facts: dict[str, Any] = {"versions": env.versions()}
+    if env.family == "robosuite":
+        from genrl.envs.experts.robosuite import env_args_of
+
+        facts["env_args"] = env_args_of(env)
     if np.isfinite(low).all() and np.isfinite(high).all():
         facts |= {"action_low": low.tolist(), "action_high": high.tolist()}
     return facts

@@ -6,7 +6,7 @@ It decides by the present observation alone, so that a policy without memory can
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +56,27 @@ class LiftExpert:
             move, grip = away, OPEN
         action = np.array([*(SPEED * move / METRES), 0.0, 0.0, SPEED * turn / RADIANS, grip])
         return np.clip(action, -1.0, 1.0).astype(np.float32)
+
+
+def env_args_of(env: TaskEnv) -> dict[str, Any]:
+    """robomimic's ``env_args`` of a robosuite environment, controller included, for files that robomimic reads too."""
+    from robosuite.controllers import load_composite_controller_config
+
+    name = env.id.partition("/")[2]
+    robots = ["Panda", "Panda"] if name.startswith("TwoArm") else "Panda"
+    settings: dict[str, Any] = {
+        "robots": robots,
+        "controller_configs": load_composite_controller_config(robot="Panda"),
+        "control_freq": 20,
+        "use_object_obs": True,
+        "reward_shaping": False,
+        **env.settings.kwargs,
+        "has_renderer": False,
+        "has_offscreen_renderer": False,
+        "use_camera_obs": False,
+        "ignore_done": True,
+    }
+    return {"env_name": name, "type": 1, "env_version": env.versions()["robosuite"], "env_kwargs": settings}
 
 
 def _heading(quaternion: np.ndarray) -> float:
