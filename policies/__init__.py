@@ -8,7 +8,9 @@ from genrl.policies.compiled import CompiledPolicy
 from genrl.policies.diffusion import DiffusionPolicy
 from genrl.policies.export import export_onnx
 from genrl.policies.flow import FlowPolicy
+from genrl.policies.meanflow import MeanFlowGuidance, MeanFlowPolicy
 from genrl.policies.normalizer import Normalizer
+from genrl.policies.onestep import FlowIntervals, OneStepFlowPolicy
 from genrl.policies.regression import RegressionPolicy
 from genrl.policies.robomimic import RobomimicRollout
 
@@ -21,10 +23,14 @@ __all__ = [
     "Draw",
     "EncoderSettings",
     "EpisodeNoise",
+    "FlowIntervals",
     "FlowPolicy",
+    "MeanFlowGuidance",
+    "MeanFlowPolicy",
     "Noise",
     "Normalization",
     "Normalizer",
+    "OneStepFlowPolicy",
     "RegressionPolicy",
     "RobomimicRollout",
     "Teacher",
