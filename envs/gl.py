@@ -84,7 +84,10 @@ class GLContext:
         self._context: Any = None
         first = not _open
         try:
-            self._context = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
+            kind = importlib.import_module(f"mujoco.{backend}").GLContext
+            self._context = kind.__new__(kind)
+            self._context._context = None  # MuJoCo's destructor asks for it, also where the constructor fails
+            self._context.__init__(size[1], size[0])
             self._context.make_current()
         except Exception as error:  # PyOpenGL raises AttributeError, OSError, ImportError, RuntimeError and its own
             taken = os.environ.get("PYOPENGL_PLATFORM", backend)

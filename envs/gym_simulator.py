@@ -105,7 +105,7 @@ class GymSimulator:
         obs, reward, terminated, _, info = self.env.step(action.astype(self._dtype))
         if self._success is reported_success:
             self.has_success = any(key in info for key in SUCCESS_KEYS)
-        return SimStep(self._vectors(obs), float(reward), bool(terminated), self._success(info), dict(info))
+        return SimStep(self._vectors(obs), float(reward), bool(terminated), self._success(info), _own_lists(info))
 
     def scene(self) -> Any:
         """What the renderers draw."""
@@ -119,6 +119,11 @@ class GymSimulator:
     def close(self) -> None:
         """Free the environment."""
         self.env.close()
+
+
+def _own_lists(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Info whose lists the environment does not go on filling (FrankaKitchen does)."""
+    return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
 
 def reported_success(info: Mapping[str, Any]) -> bool:

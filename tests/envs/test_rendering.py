@@ -409,6 +409,17 @@ def test_a_library_that_fails_names_packages_and_the_way_without(monkeypatch):
         make_renderer("osmesa", colours=True)
 
 
+def test_a_driver_that_fails_leaves_points_and_no_noise():
+    code = (
+        "from genrl.envs import make_env\n"
+        "env = make_env('metaworld/reach-v3', observations=('points',), points=40)\n"
+        "env.reset(seed=0); print(env.versions()['renderer'])"
+    )
+    environment = {**os.environ, "MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.stdout.strip(), done.stderr) == ("rays", "")
+
+
 def test_the_first_library_is_what_mujoco_gl_says(monkeypatch):
     monkeypatch.setattr(gl_module, "has_library", lambda backend: True)
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
