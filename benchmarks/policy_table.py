@@ -64,7 +64,8 @@ def measure(task: str, method: str, seed: int, options: argparse.Namespace) -> N
     began = time.time()
     train = [f"configs/policies/{method}.yaml", f"env.id=metaworld/{name}", f"data.episodes={demonstrations}"]
     train += [f"seed={seed}", "evaluation.episodes=0", "trainer.tensorboard=false", f"run_dir={run_dir}", *options.set]
-    for command in (["train", *train], ["evaluate", str(run_dir), "--episodes", str(options.episodes), "--videos", "0"]):
+    evaluate = ["evaluate", str(run_dir), "--episodes", str(options.episodes), "--videos", "0"]
+    for command in (["train", *train], evaluate):
         if code := genrl(command):
             sys.exit(f"genrl {' '.join(command)} failed with exit code {code}")
     summary = json.loads(result.read_text())["summary"]
