@@ -49,11 +49,12 @@ class Chunking:
             if getattr(self, name) < 1:
                 raise ValueError(f"chunking.{name} = {getattr(self, name)} must be at least 1")
         if self.horizon < self.last:
+            room = self.horizon - self.first
+            other = f"n_action_steps <= {room}" if room >= 1 else f"n_obs_steps <= {self.horizon}"
             raise ValueError(
                 f"chunking.horizon = {self.horizon} is too short: n_obs_steps - 1 + n_action_steps = "
                 f"{self.n_obs_steps} - 1 + {self.n_action_steps} = {self.last} actions are needed to execute "
-                f"{self.n_action_steps}; set horizon >= {self.last}, or n_action_steps <= "
-                f"{max(self.horizon - self.n_obs_steps + 1, 1)}"
+                f"{self.n_action_steps}; set horizon >= {self.last}, or {other}"
             )
         if self.ensembling is not None:
             if not self.ensembling >= 0:
