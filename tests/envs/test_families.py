@@ -135,6 +135,7 @@ class TestMetaWorld:
         assert [truncated for _, truncated in ends] == [False] * 499 + [True] * 4
         assert not any(terminated for terminated, _ in ends)
 
+    @pytest.mark.filterwarnings("ignore:Constant")
     def test_the_package_s_expert_succeeds(self):
         from metaworld.policies import ENV_POLICY_MAP
 
