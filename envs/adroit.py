@@ -12,12 +12,15 @@ only under one rule: set ``success``.
 from __future__ import annotations
 
 import gymnasium as gym
-import gymnasium_robotics
 
 from genrl.envs.base import TARGET
 from genrl.envs.gym_scene import GymScene
 from genrl.envs.gym_simulator import GymSimulator, make_bare, newest
+from genrl.envs.quiet import quiet
 from genrl.envs.settings import EnvSettings
+
+with quiet():
+    import gymnasium_robotics
 
 gym.register_envs(gymnasium_robotics)
 

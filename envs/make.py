@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from genrl.envs.gl import prepare_rendering
+from genrl.envs.quiet import quiet
 from genrl.envs.settings import EnvError, EnvSettings
 
 if TYPE_CHECKING:
@@ -157,17 +155,3 @@ def _nearest(env_id: str, ids: list[str]) -> list[str]:
     short = {known.partition("/")[2].lower(): known for known in ids}
     found = difflib.get_close_matches(env_id.rpartition("/")[2].lower(), short, 3, 0.6)
     return list(dict.fromkeys([*difflib.get_close_matches(env_id, ids, 3, 0.7), *(short[name] for name in found)]))[:3]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Import or build a simulator without its banners; errors still come through."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    output = io.StringIO()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

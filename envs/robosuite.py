@@ -18,14 +18,17 @@ import logging
 from typing import Any
 
 import numpy as np
-import robosuite
 from gymnasium.spaces import Box
-from robosuite.environments.base import REGISTERED_ENVS
 
 from genrl.envs.base import Observation, SimStep
 from genrl.envs.global_draws import GlobalDraws
+from genrl.envs.quiet import quiet
 from genrl.envs.rendering import Scene
 from genrl.envs.settings import EnvSettings
+
+with quiet():
+    import robosuite
+    from robosuite.environments.base import REGISTERED_ENVS
 
 LENGTHS = {"ToolHang": 700, "TwoArmTransport": 700}  # robomimic's; 400 for its other tasks
 DEFAULTS: dict[str, Any] = {
