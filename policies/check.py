@@ -124,17 +124,17 @@ def _loss(policy: ChunkPolicy, batch: Mapping[str, Any]) -> list[str]:
             f"its loss has shape {list(loss.shape)}, requires_grad = {loss.requires_grad}; expected [], True."
         )
     if not bool(torch.isfinite(loss)):
-        findings.append(f"its loss is {float(loss)} on finite data.")
+        findings.append(f"its loss is {loss.item()} on finite data.")
     attached = [name for name, value in metrics.items() if value.requires_grad or value.ndim]
     if attached:
         findings.append(f"its metrics {attached} are no detached scalars.")
     again, _ = policy.loss(batch, _generator())
     if bool(torch.isfinite(loss)) and not torch.equal(loss, again):
-        findings.append(f"its loss differs under the same generator: {float(loss)} and {float(again)}.")
+        findings.append(f"its loss differs under the same generator: {loss.item()} and {again.item()}.")
     with torch.autocast(policy.device.type, torch.bfloat16):
         half, _ = policy.loss(batch, _generator())
     if bool(torch.isfinite(loss)) and not bool(torch.isfinite(half)):
-        findings.append(f"its loss is {float(half)} in half precision; compute errors and targets in float32.")
+        findings.append(f"its loss is {half.item()} in half precision; compute errors and targets in float32.")
     return findings
 
 

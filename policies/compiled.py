@@ -32,19 +32,23 @@ class CompiledPolicy:
     Args:
         policy: configured, with one network call per chunk.
         mode: see above.
-        backend: of torch.compile; ``"inductor"`` needs a C++ compiler on CPUs, ``"aot_eager"`` needs none and mainly
-            serves tests.
+        backend: of torch.compile, a name or a function; ``"inductor"`` needs a C++ compiler on CPUs, ``"aot_eager"``
+            needs none and mainly serves tests.
 
     Attributes:
         mode: the one in use, ``"plain"`` where the wanted one is not available.
 
     Raises:
-        ValueError: another mode, or a policy of several steps.
+        ValueError: another mode, an unknown backend, or a policy of several steps.
     """
 
-    def __init__(self, policy: ChunkPolicy, mode: Mode = "compile", backend: str = "inductor"):
+    def __init__(self, policy: ChunkPolicy, mode: Mode = "compile", backend: str | Callable[..., Any] = "inductor"):
         if mode not in get_args(Mode):
             raise ValueError(f"mode = {mode!r}; allowed are {list(get_args(Mode))}")
+        if mode == "compile" and isinstance(backend, str):
+            known = torch._dynamo.list_backends(exclude_tags=())
+            if backend not in known:
+                raise ValueError(f"backend = {backend!r} is unknown to torch.compile; it has {known}")
         self.policy, self.mode = policy, mode
         self._graph = OneStepGraph(policy)
         self._recordings: dict[int, _Recording] = {}
@@ -54,9 +58,10 @@ class CompiledPolicy:
             self._compiled = torch.compile(self._graph, backend=backend, dynamic=False)
             try:
                 self._call(self._compiled, list(self._graph.example(1)))
-            except Exception as error:  # of many kinds: no compiler, an unknown backend, an operator it lacks
-                reason = str(error).strip().split("\n")[0]
-                self._fall_back(f"torch.compile with {backend!r} failed ({type(error).__name__}: {reason})")
+            except Exception as error:  # of many kinds: no C++ compiler, an operator that the backend lacks
+                reason = " ".join(str(error).split())[:300]
+                name = getattr(backend, "__name__", backend)
+                self._fall_back(f"torch.compile with {name!r} failed ({type(error).__name__}: {reason})")
 
     def act(self, obs: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
         """See `ChunkPolicy.act`; equal to it up to rounding."""
