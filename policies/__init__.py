@@ -5,7 +5,10 @@ from genrl.policies.check import check_policy
 from genrl.policies.checkpoint import load_policy
 from genrl.policies.chunking import ChunkExecutor, EpisodeNoise
 from genrl.policies.compiled import CompiledPolicy
+from genrl.policies.consistency import ConsistencyPolicy
+from genrl.policies.consistency_recipes import RECIPES, ConsistencyRecipe, NoiseLevels
 from genrl.policies.diffusion import DiffusionPolicy
+from genrl.policies.drifting import DriftGuidance, DriftingPolicy
 from genrl.policies.export import export_onnx
 from genrl.policies.flow import FlowPolicy
 from genrl.policies.meanflow import MeanFlowGuidance, MeanFlowPolicy
@@ -15,12 +18,17 @@ from genrl.policies.regression import RegressionPolicy
 from genrl.policies.robomimic import RobomimicRollout
 
 __all__ = [
+    "RECIPES",
     "ChunkExecutor",
     "ChunkPolicy",
     "Chunking",
     "CompiledPolicy",
+    "ConsistencyPolicy",
+    "ConsistencyRecipe",
     "DiffusionPolicy",
     "Draw",
+    "DriftGuidance",
+    "DriftingPolicy",
     "EncoderSettings",
     "EpisodeNoise",
     "FlowIntervals",
@@ -28,6 +36,7 @@ __all__ = [
     "MeanFlowGuidance",
     "MeanFlowPolicy",
     "Noise",
+    "NoiseLevels",
     "Normalization",
     "Normalizer",
     "OneStepFlowPolicy",
