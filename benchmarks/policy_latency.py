@@ -1,6 +1,6 @@
 """What acting costs beyond the network, and how much faster one step is than a hundred.
 
-    python benchmarks/policy_latency.py [--network mlp] [--batch 1 64] [--rounds 300] [--device cpu] [--compiled]
+    python benchmarks/policy_latency.py [--network mlp] [--batch 1 64] [--rounds 300] [--compiled] [--onnx]
 
 For every policy of genrl.policies, in one process and with one thread: the bare network (one forward pass on ready
 tensors in inference mode), the encoder with normalisation, and `act`, which does everything from raw observations to
@@ -21,10 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
 import argparse
 import inspect
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ import torch
 
 import genrl.policies
 from genrl.networks import Backbone, DiTBackbone, MLPBackbone, ObsSpec, UNetBackbone
-from genrl.policies import Chunking, ChunkPolicy, CompiledPolicy, FlowPolicy, Normalizer
+from genrl.policies import Chunking, ChunkPolicy, CompiledPolicy, FlowPolicy, Normalizer, OnnxPolicy, export_onnx
 
 STATE, ACTION = 39, 4
 CHUNKING = Chunking(horizon=8, n_obs_steps=1, n_action_steps=4)
@@ -54,6 +56,17 @@ class Latency:
     def overhead(self) -> float:
         """act over (encoder + nfe networks)."""
         return self.act / (self.encoder + self.nfe * self.network)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A policy and another way to act with it."""
+
+    policy: ChunkPolicy
+    other: CompiledPolicy | OnnxPolicy
+
+    def act(self, obs: dict[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+        return self.other.act(obs, generator)
 
 
 def policies(network: Backbone, device: str) -> dict[str, ChunkPolicy]:
@@ -87,10 +100,10 @@ def medians(runs: list[Callable[[], object]], rounds: int, device: str, clock: C
 
 
 def measure(
-    name: str, acting: ChunkPolicy | CompiledPolicy, batch: int, rounds: int, device: str, clock: Callable[[], float]
+    name: str, acting: ChunkPolicy | Deployed, batch: int, rounds: int, device: str, clock: Callable[[], float]
 ) -> Latency:
-    """Latencies of a policy, or of a compiled one, at one batch size."""
-    policy = acting.policy if isinstance(acting, CompiledPolicy) else acting
+    """Latencies of a policy, or of another way to act with it, at one batch size."""
+    policy = acting.policy if isinstance(acting, Deployed) else acting
     generator = torch.Generator(device).manual_seed(0)
     obs = {"state": torch.randn(batch, 1, STATE, device=device, generator=generator)}
     x = torch.randn(batch, CHUNKING.horizon, ACTION, device=device, generator=generator)
@@ -138,6 +151,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--clock", choices=["auto", "wall"], default="auto")
     parser.add_argument("--compiled", action="store_true", help="one-step policies also through CompiledPolicy")
+    parser.add_argument("--onnx", action="store_true", help="one-step policies also through OnnxPolicy")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     made: dict[str, Any] = policies(NETWORKS[arguments.network], arguments.device)
@@ -145,7 +159,13 @@ def main() -> None:
         mode = "cuda_graph" if arguments.device == "cuda" else "compile"
         with warnings.catch_warnings():
             warnings.simplefilter("default")
-            made |= {f"{mode} {n}": CompiledPolicy(p, mode) for n, p in made.items() if p.nfe == 1}
+            made |= {f"{mode} {n}": Deployed(p, CompiledPolicy(p, mode)) for n, p in made.items() if p.nfe == 1}
+    if arguments.onnx:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, policy in list(made.items()):
+                if isinstance(policy, ChunkPolicy) and policy.nfe == 1:
+                    exported = OnnxPolicy(export_onnx(policy, Path(folder) / "policy.onnx"))
+                    made[f"onnx {name}"] = Deployed(policy, exported)
     weights = sum(p.numel() for p in next(iter(made.values())).net.parameters())
     print(f"torch {torch.__version__}, {arguments.device}, {arguments.network} of {weights / 1e6:.2f} M weights")
     own_time = arguments.device == "cpu" and arguments.clock == "auto"

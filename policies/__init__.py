@@ -9,7 +9,7 @@ from genrl.policies.consistency import ConsistencyPolicy
 from genrl.policies.consistency_recipes import RECIPES, ConsistencyRecipe, NoiseLevels
 from genrl.policies.diffusion import DiffusionPolicy
 from genrl.policies.drifting import DriftGuidance, DriftingPolicy
-from genrl.policies.export import export_onnx
+from genrl.policies.export import OnnxPolicy, export_onnx
 from genrl.policies.flow import FlowPolicy
 from genrl.policies.meanflow import MeanFlowGuidance, MeanFlowPolicy
 from genrl.policies.normalizer import Normalizer
@@ -40,6 +40,7 @@ __all__ = [
     "Normalization",
     "Normalizer",
     "OneStepFlowPolicy",
+    "OnnxPolicy",
     "RegressionPolicy",
     "RobomimicRollout",
     "Teacher",

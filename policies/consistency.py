@@ -161,7 +161,7 @@ class ConsistencyPolicy(ChunkPolicy):
     def _map(self, network: Network, y: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
         """f(y, sigma | s); sigma [B], or [1] for all rows."""
         c_skip, c_out, c_in = boundary_coefficients(sigma, self.levels.sigma_data, self.levels.sigma_min)
-        time = log_time(sigma, self.levels.sigma_min, self.levels.sigma_max).expand(len(y))
+        time = log_time(sigma, self.levels.sigma_min, self.levels.sigma_max).expand(y.shape[0])
         return expand(c_skip, y) * y + expand(c_out, y) * network(expand(c_in, y) * y, time, cond)
 
     def _target_network(self) -> Network:

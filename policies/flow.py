@@ -70,7 +70,7 @@ class FlowPolicy(ChunkPolicy):
             if self.solver == "heun" and t_next > 0:
                 ahead = self._velocity_at(x - (t - t_next) * v, t_next, cond)
                 v = (v + ahead) / 2
-            x = x - (t - t_next) * v
+            x = x - v if t - t_next == 1 else x - (t - t_next) * v
         return x
 
     def _velocity_at(self, x: Tensor, t: float, cond: Tensor) -> Tensor:

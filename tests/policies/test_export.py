@@ -6,7 +6,7 @@ import torch
 from policy_members import MEMBERS, PICTURES, SPECS, awaken, generator, make_batch
 
 from genrl.networks import EncoderSettings
-from genrl.policies import Chunking, CompiledPolicy, RegressionPolicy, export_onnx
+from genrl.policies import Chunking, CompiledPolicy, OnnxPolicy, RegressionPolicy, export_onnx
 
 # One member of each class: an export takes seconds.
 ONE_STEP = list({member.cls: member for member in reversed(MEMBERS) if member.build().nfe == 1}.values())
@@ -49,6 +49,23 @@ def test_pictures_points_and_every_network_are_exported(network, tmp_path):
     encoder = EncoderSettings(state="mlp", crop=12, image_features=8, points_widths=(8, 16), points_features=8)
     policy = awaken(ONE_STEP[0].build(network, specs=PICTURES, encoder=encoder)).eval()
     assert compare(policy, export_onnx(policy, tmp_path / "policy.onnx")) < 1e-5
+
+
+def test_a_file_acts_by_itself_and_names_what_is_wrong(tmp_path):
+    policy = awaken(ONE_STEP[0].build(specs=PICTURES)).eval()
+    policy.task = {"env": {"id": "some/Task-v0"}}
+    exported = OnnxPolicy(export_onnx(policy, tmp_path / "policy.onnx"))
+    assert (exported.specs, exported.task) == (policy.specs, policy.task)
+    obs = make_batch(policy)["obs"]
+    expected = policy.act(obs, generator(2))
+    for given in (obs, {name: value.numpy() for name, value in reversed(obs.items())} | {"extra": np.zeros(3)}):
+        torch.testing.assert_close(exported.act(given, generator(2)), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="'points' is missing"):
+        exported.act({name: value for name, value in obs.items() if name != "points"})
+    with pytest.raises(ValueError, match=r"'state' has shape \[5, 2, 9\]; expected \[B, 2, 4\]"):
+        exported.act(obs | {"state": torch.zeros(5, 2, 9)})
+    with pytest.raises(FileNotFoundError, match="export_onnx"):
+        OnnxPolicy(tmp_path / "other.onnx")
 
 
 def test_several_steps_cannot_be_exported(tmp_path):
