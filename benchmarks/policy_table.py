@@ -68,6 +68,8 @@ def measure(task: str, method: str, seed: int, options: argparse.Namespace) -> N
     for command in (["train", *train], evaluate):
         if code := genrl(command):
             sys.exit(f"genrl {' '.join(command)} failed with exit code {code}")
+        if json.loads((run_dir / "summary.json").read_text())["status"] != "finished":
+            sys.exit(f"{run_dir} was interrupted; the same command goes on with it")
     summary = json.loads(result.read_text())["summary"]
     print(f"## {task} {method} seed {seed}: {summary['success_rate']:.2f}, {time.time() - began:.0f} s", flush=True)
 
