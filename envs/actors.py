@@ -100,32 +100,27 @@ class ChunkActor:
         if len(self.firsts) < 20:
             self.firsts.append({name: np.array(obs[name]) for name in self.policy.specs})
         if self.consistency is not None:
-            self.consistency.start(row, episode, obs)
+            self.consistency.start(row, episode)
 
     def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
         """Predict for all these rows."""
-        counts = {row: len(next(iter(obs.values()))) for row, obs in news.items()}
-        for i in range(max(counts.values()) - 1):  # the history needs what was seen in between
-            fed = [row for row, count in counts.items() if i < count - 1]
-            self._act(fed, news, i)
-        chunking = self.policy.chunking
-        before = {row: self.executor.last_chunks[row].clone() for row in news} if self.consistency is not None else {}
-        actions = self._act(list(news), news, -1)
-        if self.consistency is not None:
-            for row, obs in news.items():
-                self.consistency.look(row, obs, before[row])
-        if chunking.ensembling is not None:
-            return {row: actions[row][None] for row in news}
-        chunks = self.executor.last_chunks.numpy()
-        return {row: chunks[row, chunking.first : chunking.last].copy() for row in news}
-
-    def _act(self, rows: list[int], news: Mapping[int, Observation], index: int) -> np.ndarray:
+        for row, obs in news.items():
+            if len(next(iter(obs.values()))) > 1:
+                self.executor.executed(row, {name: value[:-1] for name, value in obs.items()})
+            if len(next(iter(obs.values()))):
+                self.buffers.put(row, obs, -1)
+        chunking, rows = self.policy.chunking, sorted(news)
+        before = self.executor.last_chunks[rows] if self.consistency is not None else None
         active = np.zeros(self.buffers.rows, dtype=bool)
         active[rows] = True
-        for row in rows:
-            if len(next(iter(news[row].values()))):
-                self.buffers.put(row, news[row], index)
-        return self.executor.act(self.buffers.arrays, active)
+        actions = self.executor.act(self.buffers.arrays, active)
+        if self.consistency is not None and before is not None:
+            for row, chunk in zip(rows, before, strict=True):
+                self.consistency.look(row, self.executor.history([row]), chunk)
+        if chunking.ensembling is not None:
+            return {row: actions[row][None] for row in rows}
+        chunks = self.executor.last_chunks.numpy()
+        return {row: chunks[row, chunking.first : chunking.last].copy() for row in rows}
 
     def consistency_of(self, row: int) -> list[float] | None:
         """D_t of the row's episode."""
@@ -165,28 +160,19 @@ class _Consistency:
         self.policy, self.settings, self.seed = policy, settings, seed
         self.steps: dict[int, list[float]] = {}
         self._samples: dict[int, torch.Tensor | None] = {}
-        self._history: dict[int, list[Observation]] = {}
         self._episode: dict[int, int] = {}
         self._predictions: dict[int, int] = {}
 
-    def start(self, row: int, episode: int, obs: Observation) -> None:
+    def start(self, row: int, episode: int) -> None:
         self.steps[row], self._samples[row], self._predictions[row] = [], None, 0
         self._episode[row] = episode
-        self._history[row] = [dict(obs)] * self.policy.chunking.n_obs_steps
 
-    def look(self, row: int, news: Observation, chunk: torch.Tensor) -> None:
-        """After a prediction that saw `news`; `chunk` is the one before it, for warm starts."""
-        chunking, history = self.policy.chunking, self._history[row]
-        for i in range(len(next(iter(news.values())))):
-            history = [*history[1:], {name: value[i] for name, value in news.items()}]
-        self._history[row] = history
-        n, device = self.settings.samples, self.policy.device
-        obs = {}
-        for name in self.policy.specs:
-            stacked = torch.from_numpy(np.stack([seen[name] for seen in history])).to(device)
-            obs[name] = stacked.expand(n, *stacked.shape)
+    def look(self, row: int, history: Mapping[str, torch.Tensor], chunk: torch.Tensor) -> None:
+        """After a prediction from a history {name: [1, n_obs_steps, *shape]}; `chunk` [H, A] is the one before it."""
+        n, device, chunking = self.settings.samples, self.policy.device, self.policy.chunking
+        obs = {name: value.to(device).expand(n, *value.shape[1:]) for name, value in history.items()}
         first = self._predictions[row] == 0
-        previous = None if first else chunk.to(device).expand(n, *chunk.shape)
+        previous = None if first else chunk.to(device).expand(n, *chunk.shape)  # for warm starts
         samples = self.policy.predict(obs, self._noise(row), previous).to("cpu", torch.float64)
         last = self._samples[row]
         if last is not None:
@@ -209,6 +195,8 @@ class _Consistency:
 class StepActor:
     """A policy of yours, asked at every step: a `RowPolicy`, or a function from {name: [n, *shape]} to [n, A].
 
+    Also robomimic's rollout interface: ``start_episode()`` and a call with the observation {name: [*shape]} of one row.
+
     Args:
         policy: the policy. rows: N.
     """
@@ -216,12 +204,17 @@ class StepActor:
     def __init__(self, policy: Any, rows: int) -> None:
         self.policy, self.buffers = policy, Buffers(rows)
         self.remembers = hasattr(policy, "start") and hasattr(policy, "act")
+        self.single = serves_one_row(policy)
+        if self.single and rows > 1:
+            raise EnvError(f"a policy with start_episode() serves one environment at a time, not {rows}")
         self.firsts: list[dict[str, np.ndarray]] = []
 
     def start(self, row: int, episode: int, obs: Observation) -> None:
         """An episode begins."""
         self.buffers.put(row, obs)
-        if self.remembers:
+        if self.single:
+            self.policy.start_episode()
+        elif self.remembers:
             self.policy.start(row, episode, obs)
         elif len(self.firsts) < 20:
             self.firsts.append({name: np.array(value)[None] for name, value in obs.items()})
@@ -232,7 +225,9 @@ class StepActor:
             if len(next(iter(obs.values()))):
                 self.buffers.put(row, obs, -1)
         rows = sorted(news)
-        if self.remembers:
+        if self.single:
+            actions = _rows_of([self.policy({name: value[0] for name, value in self.buffers.arrays.items()})], 1)
+        elif self.remembers:
             active = np.zeros(self.buffers.rows, dtype=bool)
             active[rows] = True
             given = self.policy.act({name: value.copy() for name, value in self.buffers.arrays.items()}, active)
@@ -246,7 +241,7 @@ class StepActor:
 
     def latency(self) -> Latency | None:
         """A call with one observation, for functions; unknown for policies that remember."""
-        if self.remembers or not self.firsts:
+        if self.remembers or self.single or not self.firsts:
             return None
         return measure_latency(lambda obs: np.asarray(self.policy(obs)), self.firsts)
 
@@ -282,6 +277,11 @@ class ExpertActor:
     def describe(self) -> dict[str, Any]:
         """What a result file says about the policy."""
         return {"class": "expert" if self.name == "auto" else self.name, "nfe": None}
+
+
+def serves_one_row(policy: Any) -> bool:
+    """Whether a policy has robomimic's rollout interface."""
+    return callable(policy) and hasattr(policy, "start_episode")
 
 
 def _rows_of(actions: Any, rows: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 import genrl
-from genrl.envs.actors import Actor, ChunkActor, ExpertActor, RowPolicy, StepActor
+from genrl.envs.actors import Actor, ChunkActor, ExpertActor, RowPolicy, StepActor, serves_one_row
 from genrl.envs.episodes import EpisodeRunner
 from genrl.envs.evaluation import EpisodeResult, Evaluation
 from genrl.envs.film import film_episodes
@@ -25,7 +25,7 @@ from genrl.envs.vector import default_n_envs
 from genrl.envs.videos import find_encoder
 from genrl.progress import progress_bar
 
-ROWS_PER_PROCESS = 8  # enough that messages and predictions cost little; more cost memory and start-up time
+MOST_ROWS = 16  # of a process: a padded batch of `ChunkExecutor`
 
 
 def evaluate(
@@ -57,12 +57,14 @@ def evaluate(
 
     Args:
         policy: a `ChunkPolicy`; a `RowPolicy` of yours (``start`` and ``act``); a function from observations
-            {name: [n, *shape]} to actions [n, A]; ``"expert"``, the scripted expert; or the import path of your own
-            expert (see `genrl.envs.expert`).
+            {name: [n, *shape]} to actions [n, A]; an object with robomimic's rollout interface (``start_episode`` and
+            a call with the observation of one environment, which then is the only one); ``"expert"``, the scripted
+            expert; or the import path of your own expert (see `genrl.envs.expert`).
         env: id or settings; None takes what the policy was trained for (``policy.task["env"]``).
         episodes: number of start states.
         seed: of the first. Demonstrations are collected from 0, training evaluates from 50,000, results from 100,000.
-        n_envs: environments at once; None takes 8 for each process. Fewer than episodes are made if they suffice.
+        n_envs: environments at once, never more than episodes; None takes 2 to 16 for each process, more the more
+            there is to predict, as predictions for many rows cost no more and making an environment does.
         backend: ``"sync"`` steps them in this process, ``"async"`` in `workers` processes.
         success: rule that replaces the family's, see `EnvSettings.success`.
         videos: episodes to film, if `video_dir` is given: the first, then the worst (failures with the lowest
@@ -94,8 +96,8 @@ def evaluate(
     _check_numbers(episodes=episodes, n_envs=n_envs, workers=workers, cpu_threads=cpu_threads)
     if videos < 0 or backend not in ("sync", "async"):
         raise EnvError(f'videos = {videos} must be 0 or more, and backend = {backend!r} "sync" or "async"')
-    workers = 1 if backend == "sync" else workers or default_n_envs()
-    rows = min(episodes, n_envs or ROWS_PER_PROCESS * workers)
+    workers = 1 if backend == "sync" or serves_one_row(policy) else workers or default_n_envs()
+    rows = 1 if serves_one_row(policy) else min(episodes, n_envs or workers * _rows_per_process(policy, episodes))
     threshold = calibrated_threshold(stac) if stac is not None and stac.calibration is not None else None
     film = bool(videos and video_dir is not None)
     if film:
@@ -197,6 +199,12 @@ def _check_numbers(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise EnvError(f"{name} = {value} is too small; the least is 1")
+
+
+def _rows_per_process(policy: Any, episodes: int) -> int:
+    """Balances the time to make environments (about 0.1 s each) and that of predictions (about 1 ms a network call)."""
+    calls = getattr(policy, "nfe", 1) or 1
+    return int(min(MOST_ROWS, max(2, round((0.2 * episodes * calls) ** 0.5))))
 
 
 def _actor(policy: Any, settings: EnvSettings, rows: int, seed: int, stac: StacSettings | None) -> tuple[Actor, Any]:

@@ -143,6 +143,27 @@ class ChunkExecutor:
         result[index] = actions
         return result.numpy() if arrays else result
 
+    def executed(self, row: int, seen: Mapping[str, Any]) -> None:
+        """The row has executed m further actions of its chunk by itself: one call instead of m of `act`.
+
+        Args:
+            row: with at least m actions left to execute in its chunk.
+            seen: {name: [m, *shape]}, the observations after those actions but the newest, which `act` gets.
+
+        Raises:
+            ValueError: the chunk has fewer actions left, or they are ensembled at every step.
+        """
+        steps = len(next(iter(seen.values())))
+        left = self.policy.chunking.last - int(self._cursor[row])
+        if steps > left or self._ensemble is not None:
+            raise ValueError(f"row {row} has {left} actions of its chunk left and cannot have executed {steps} more")
+        for name, buffer in self._history.items():
+            kept = min(steps, buffer.shape[1] - 1)  # `act` adds one more
+            if kept:
+                newest = _tensor(seen, name, (steps, *buffer.shape[2:]), buffer.dtype)[steps - kept :]
+                buffer[row] = torch.cat([buffer[row, kept:], newest])
+        self._cursor[row] += steps
+
     def history(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """What a prediction of these rows would see now: {name: [len(rows), n_obs_steps, *shape]}, a copy."""
         return {name: buffer[list(rows)] for name, buffer in self._history.items()}

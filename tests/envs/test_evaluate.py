@@ -78,6 +78,18 @@ def test_an_evaluation_is_what_single_steps_of_a_single_environment_give(chunkin
         assert (episode.length, episode.success) == (25, episode_success(flags, "any"))
 
 
+def test_a_row_cannot_have_executed_more_than_its_chunk():
+    executor = ChunkExecutor(flow_policy(line(), Chunking(8, 1, 4)).eval(), rows=1)
+    obs = {"state": np.zeros((3, 2), np.float32)}
+    with pytest.raises(ValueError, match="0 actions of its chunk left"):
+        executor.executed(0, obs)
+    executor.start(0, 0, {"state": obs["state"][0]})
+    executor.act({"state": obs["state"][:1]})
+    executor.executed(0, obs)
+    with pytest.raises(ValueError, match="cannot have executed 3 more"):
+        executor.executed(0, obs)
+
+
 def test_two_evaluations_with_the_same_seed_write_identical_files_and_clocks_go_elsewhere(policy, tmp_path):
     first = evaluate(policy, episodes=4, weights="ema", source="runs/a", out=tmp_path / "a.json")
     evaluate(policy, episodes=4, weights="ema", source="runs/b", n_envs=2, out=tmp_path / "b.json")
@@ -231,6 +243,16 @@ def test_policies_of_yours_are_functions_or_remember_their_episodes():
         assert halting.length == 2 * quick.length - 1
     as_tensor = evaluate(lambda obs: torch.from_numpy(proportional(obs)), line(), episodes=6)
     assert as_tensor.episodes == fast.episodes
+
+
+def test_robomimics_rollout_interface_is_evaluated_one_environment_at_a_time():
+    policy = flow_policy(line(), Chunking(8, 2, 4), scale=1.0)
+    rollout = policy.rollout_policy()
+    result = evaluate(rollout, line(), episodes=4, n_envs=3)
+    assert result.timing["n_envs"] == 1
+    chunked = evaluate(policy, line(), episodes=4)
+    for ours, theirs in zip(chunked.episodes, result.episodes, strict=True):
+        assert theirs.total_reward == pytest.approx(ours.total_reward, rel=1e-4) and theirs.start == ours.start
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
