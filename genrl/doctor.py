@@ -35,7 +35,7 @@ def run() -> int:
         found = ", ".join(f"{name} {version(name)}" for name in names if name not in absent)
         advice = f'missing {", ".join(absent)}; pip install "genrl[{extra}]"' if absent else found
         table.add_row(f"extra {extra}", escape(advice))
-    for name, text in {**devices(), **storage(), **launching()}.items():
+    for name, text in {**devices(), **rendering(), **storage(), **launching()}.items():
         table.add_row(name, escape(text))
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
@@ -86,6 +86,19 @@ def devices() -> dict[str, str]:
         gpus = "Apple MPS"
     advice = "" if torch.get_num_threads() == 1 else "; small networks run faster with OMP_NUM_THREADS=1"
     return {"cpu": f"{cores} cores, torch uses {torch.get_num_threads()} threads{advice}", "gpu": gpus}
+
+
+def rendering() -> dict[str, str]:
+    """What simulators can draw with, for images, point clouds and videos."""
+    if not importlib.util.find_spec("mujoco"):
+        return {}
+    from genrl.envs.gl import has_library
+
+    found = [name for name in ("egl", "osmesa") if has_library(name)]
+    if found:
+        return {"rendering": f"OpenGL through {', '.join(found)}, and ray casting"}
+    advice = "apt-get install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri brings OpenGL, which images need"
+    return {"rendering": f"ray casting only, enough for point clouds and videos; {advice}"}
 
 
 def cache_folder() -> Path:
