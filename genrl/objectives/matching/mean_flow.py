@@ -196,6 +196,6 @@ def flow_map_sample(u: AverageVelocity, x: Tensor, times: Sequence[float]) -> Te
     if len(times) < 2 or any(r >= t for t, r in pairwise(times)):
         raise ValueError(f"times = {list(times)} must be at least two and fall, as in [1, 0] for one step")
     for t, r in pairwise(times):
-        start, end = (x.new_full((len(x),), value) for value in (t, r))
+        start, end = (x.new_full((1,), value).expand(x.shape[0]) for value in (t, r))
         x = x - (t - r) * u(x, start, end)
     return x
