@@ -34,14 +34,14 @@ class EpisodeNoise:
         block = step // NOISE_BLOCK  # -1 for the start noise, which has a block of its own
         size = 1 if block < 0 else NOISE_BLOCK
         if self._block is None or self._block[0] != block or self._block[1].shape[2:] != shape[1:]:
-            rows = [
-                torch.randn(
+            drawn = {
+                pair: torch.randn(
                     (size, *shape[1:]),
                     generator=torch.Generator().manual_seed(derive_seed(self.seed, "act", *pair, block)),
                 )
-                for pair in self.pairs
-            ]
-            self._block = block, torch.stack(rows)
+                for pair in dict.fromkeys(self.pairs)  # padding repeats a row
+            }
+            self._block = block, torch.stack([drawn[pair] for pair in self.pairs])
         return self._block[1][:, step % size]
 
 
@@ -60,7 +60,6 @@ class ChunkExecutor:
             but then results can depend on their number in the last bits.
 
     Attributes:
-        last_chunks: the newest predicted chunk of each row, [N, H, A] on the CPU, in the units of the data.
         predicted: whether the last `act` predicted a new chunk, bool [N].
 
     Example:
@@ -79,19 +78,24 @@ class ChunkExecutor:
         chunking, specs = policy.chunking, policy.specs
         if not specs:
             raise ValueError("the policy has no networks yet; call configure(...) or load it with load_policy")
+        # Arrays, since their small look-ups cost a tenth of those of tensors.
         self._history = {
-            name: torch.zeros(
-                (rows, chunking.n_obs_steps, *spec.shape),
-                dtype=torch.uint8 if spec.kind == "image" else torch.float32,
+            name: np.zeros(
+                (rows, chunking.n_obs_steps, *spec.shape), dtype=np.uint8 if spec.kind == "image" else np.float32
             )
             for name, spec in specs.items()
         }
-        self.last_chunks = torch.zeros(rows, chunking.horizon, policy.action_dim)
+        self._chunks = np.zeros((rows, chunking.horizon, policy.action_dim), dtype=np.float32)
         self.predicted = np.zeros(rows, dtype=bool)
         self._cursor = np.full(rows, chunking.last)  # index in the chunk of the next action
         self._episode = np.full(rows, -1)
         self._predictions = np.zeros(rows, dtype=int)  # made so far in the row's episode
         self._ensemble = None if chunking.ensembling is None else _Ensemble(policy, rows, chunking.ensembling)
+
+    @property
+    def last_chunks(self) -> Tensor:
+        """The newest predicted chunk of each row, [N, H, A] on the CPU, in the units of the data; not a copy."""
+        return torch.from_numpy(self._chunks)
 
     def start(self, row: int, episode: int, obs: Mapping[str, Any]) -> None:
         """A new episode in a row: its history is the first observation, repeated.
@@ -101,7 +105,7 @@ class ChunkExecutor:
             obs: {name: [*shape]}, the observation after reset.
         """
         for name, buffer in self._history.items():
-            buffer[row] = _tensor(obs, name, tuple(buffer.shape[2:]), buffer.dtype)
+            buffer[row] = _array(obs, name, buffer.shape[2:], buffer.dtype)
         self._episode[row], self._predictions[row] = episode, 0
         self._cursor[row] = self.policy.chunking.last
         if self._ensemble is not None:
@@ -125,23 +129,24 @@ class ChunkExecutor:
         idle = running & (self._episode < 0)
         if idle.any():
             raise ValueError(f"row {int(idle.argmax())} is active but has no episode; call start(row, episode, obs)")
-        index = torch.from_numpy(running.nonzero()[0])
+        rows = running.nonzero()[0]
         arrays = True
         for name, buffer in self._history.items():
-            newest = _tensor(obs, name, (self.rows, *buffer.shape[2:]), buffer.dtype)
+            newest = _array(obs, name, (self.rows, *buffer.shape[2:]), buffer.dtype)
             arrays = arrays and not isinstance(obs[name], Tensor)
-            buffer[index] = torch.cat([buffer[index, 1:], newest[index, None]], 1)
+            if buffer.shape[1] > 1:
+                buffer[rows, :-1] = buffer[rows, 1:]
+            buffer[rows, -1] = newest[rows]
         self.predicted = running & (self._cursor >= self.policy.chunking.last)
         if self.predicted.any():
             self._predict(self.predicted.nonzero()[0])
+        actions = np.zeros((self.rows, self.policy.action_dim), dtype=np.float32)
         if self._ensemble is not None:
-            actions = self._ensemble.action(index)
+            actions[rows] = self._ensemble.action(rows)
         else:
-            actions = self.last_chunks[index, torch.from_numpy(self._cursor[running])]
-        self._cursor[running] += 1
-        result = torch.zeros(self.rows, self.policy.action_dim)
-        result[index] = actions
-        return result.numpy() if arrays else result
+            actions[rows] = self._chunks[rows, self._cursor[rows]]
+        self._cursor[rows] += 1
+        return actions if arrays else torch.from_numpy(actions)
 
     def executed(self, row: int, seen: Mapping[str, Any]) -> None:
         """The row has executed m further actions of its chunk by itself: one call instead of m of `act`.
@@ -160,13 +165,13 @@ class ChunkExecutor:
         for name, buffer in self._history.items():
             kept = min(steps, buffer.shape[1] - 1)  # `act` adds one more
             if kept:
-                newest = _tensor(seen, name, (steps, *buffer.shape[2:]), buffer.dtype)[steps - kept :]
-                buffer[row] = torch.cat([buffer[row, kept:], newest])
+                newest = _array(seen, name, (steps, *buffer.shape[2:]), buffer.dtype)[steps - kept :]
+                buffer[row] = np.concatenate([buffer[row, kept:], newest])
         self._cursor[row] += steps
 
     def history(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """What a prediction of these rows would see now: {name: [len(rows), n_obs_steps, *shape]}, a copy."""
-        return {name: buffer[list(rows)] for name, buffer in self._history.items()}
+        return {name: torch.from_numpy(buffer[list(rows)]) for name, buffer in self._history.items()}
 
     def _predict(self, rows: np.ndarray) -> None:
         """New chunks for these rows."""
@@ -181,7 +186,7 @@ class ChunkExecutor:
         self._predictions[rows] += 1
         self._cursor[rows] = self.policy.chunking.first
         if self._ensemble is not None:
-            self._ensemble.add(torch.from_numpy(rows), self.last_chunks)
+            self._ensemble.add(rows, self._chunks[rows])
 
     def _batches(self, rows: np.ndarray) -> list[dict[int, int]]:
         """Batches as {place: row}."""
@@ -201,12 +206,11 @@ class ChunkExecutor:
         filler = next(iter(batch.values()))  # any real row: its numbers are harmless, and thrown away
         source = [batch.get(place, filler) for place in range(self.batch or len(batch))]
         device = self.policy.device
-        obs = {name: buffer[source].to(device) for name, buffer in self._history.items()}
+        obs = {name: torch.from_numpy(buffer[source]).to(device) for name, buffer in self._history.items()}
         noise = EpisodeNoise(self.seed, self._episode[source].tolist(), self._predictions[source].tolist())
-        previous = self.last_chunks[source].to(device) if continued else None
-        chunks = self.policy.predict(obs, noise, previous).to("cpu", torch.float32)
-        places, rows = list(batch), list(batch.values())
-        self.last_chunks[rows] = chunks[places]
+        previous = torch.from_numpy(self._chunks[source]).to(device) if continued else None
+        chunks = self.policy.predict(obs, noise, previous).to("cpu", torch.float32).numpy()
+        self._chunks[list(batch.values())] = chunks[list(batch)]
 
 
 class _Ensemble:
@@ -216,42 +220,37 @@ class _Ensemble:
         self.first = policy.chunking.first
         self.reach = policy.chunking.horizon - self.first  # predictions that can cover one step
         # Of the predictions made at the last steps, newest first: [N, reach, H, A].
-        self.past = torch.zeros(rows, self.reach, policy.chunking.horizon, policy.action_dim)
-        self.count = torch.zeros(rows, dtype=torch.long)
-        # [count, age]: weights exp(-m i) with i = 0 the oldest, normalised. Python's exp, since a vectorised one may
-        # round by the place of a number in its tensor.
-        table = torch.zeros(self.reach + 1, self.reach, dtype=torch.float64)
+        self.past = np.zeros((rows, self.reach, policy.chunking.horizon, policy.action_dim), dtype=np.float32)
+        self.count = np.zeros(rows, dtype=int)
+        # [count, age]: weights exp(-m i) with i = 0 the oldest, normalised.
+        self.table = np.zeros((self.reach + 1, self.reach), dtype=np.float32)
         for count in range(1, self.reach + 1):
-            values = [math.exp(-weight * (count - 1 - age)) for age in range(count)]
-            table[count, :count] = torch.tensor(values, dtype=torch.float64) / sum(values)
-        self.table = table.float()
+            values = np.array([math.exp(-weight * (count - 1 - age)) for age in range(count)])
+            self.table[count, :count] = values / values.sum()
 
     def forget(self, row: int) -> None:
         self.count[row] = 0
 
-    def add(self, rows: Tensor, chunks: Tensor) -> None:
-        self.past[rows] = torch.cat([chunks[rows, None], self.past[rows, :-1]], 1)
-        self.count[rows] = (self.count[rows] + 1).clamp(max=self.reach)
+    def add(self, rows: np.ndarray, chunks: np.ndarray) -> None:
+        self.past[rows, 1:] = self.past[rows, :-1]
+        self.past[rows, 0] = chunks
+        self.count[rows] = np.minimum(self.count[rows] + 1, self.reach)
 
-    def action(self, rows: Tensor) -> Tensor:
+    def action(self, rows: np.ndarray) -> np.ndarray:
         weights = self.table[self.count[rows]]  # [N, reach]
-        total = torch.zeros(len(rows), self.past.shape[-1])
+        total = np.zeros((len(rows), self.past.shape[-1]), dtype=np.float32)
         for age in range(self.reach):  # in a fixed order, so that sums do not depend on the number of rows
             total += weights[:, age, None] * self.past[rows, age, self.first + age]
         return total
 
 
-def _tensor(obs: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _array(obs: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if name not in obs:
         raise ObservationError(f"observation {name!r} is missing; found are {list(obs)}")
     given = obs[name]
-    if isinstance(given, np.ndarray) and not given.flags.writeable:
-        given = given.copy()  # torch warns of arrays that it could not write to
-    value = torch.as_tensor(given)
-    if tuple(value.shape) != shape:
+    value = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if value.shape != shape:
         raise ObservationError(f"observation {name!r} has shape {list(value.shape)}; expected {list(shape)}")
-    if dtype == torch.uint8 and value.dtype != torch.uint8:
-        raise ObservationError(
-            f"observation {name!r} is {value.dtype}; images are uint8 [C, H, W] with values 0 to 255"
-        )
-    return value.to("cpu", dtype)
+    if dtype == np.uint8 and value.dtype != np.uint8:
+        raise ObservationError(f"observation {name!r} is {value.dtype}; images are uint8 [C, H, W], 0 to 255")
+    return value
