@@ -63,7 +63,7 @@ class ConsistencyRecipe:
         distance: of the pair's images.
         cauchy_factor: times the published scale of the Cauchy distance. Chunks of a few dozen numbers in [-1, 1] have
             larger residuals, and few updates leave them large; with 1, gradients follow their smallest entries.
-        weighted: by 1 / (sigma - r).
+        weighted: by 1 / (sigma - r). Without it the large levels, whose images are blurred, crowd out the small ones.
         teacher_decay: of a moving average that makes the targets; None uses the network itself.
         denoising: share of the lowest levels on which the squared distance to the clean chunk is added.
         coupling: noises are exchanged by optimal transport among states within this radius, see
@@ -160,9 +160,7 @@ class LevelPairs:
 
 
 RECIPES: dict[str, ConsistencyRecipe] = {
-    "ct": ConsistencyRecipe(
-        "original", first=2, last=40, density="uniform", distance="squared", weighted=False, teacher_decay=0.95
-    ),
+    "ct": ConsistencyRecipe("original", first=2, last=40, density="uniform", distance="squared", teacher_decay=0.95),
     "ict": ConsistencyRecipe(),
     "slct": ConsistencyRecipe(distance="cauchy", denoising=0.25, coupling=0.0, norm_gains=False),
     "ect": ConsistencyRecipe("easy"),

@@ -62,8 +62,9 @@ class DriftingPolicy(ChunkPolicy):
     they are: particles outside [-1, 1] are not clipped, or they would get no gradient.
 
     A data set has one chunk per state, and with one positive the attraction is a plain regression. What keeps several
-    ways of acting apart is the competition between particles (`affinity`), see `genrl.objectives.drifting_field`; with
-    ``"separate"`` all but one way are lost. `neighbours` adds the chunks of the nearest states of the batch, which
+    ways of acting apart is `affinity`: with ``"targets"`` and ``"both"`` the pull of a chunk fades for particles that
+    have others nearer to them, so that it moves those that are on their way to it (`genrl.objectives.drifting_field`);
+    with ``"separate"`` all but one way are lost. `neighbours` adds the chunks of the nearest states of the batch, which
     helps where states lie densely and their actions hardly change with them.
 
     **What to watch**: the loss is 1 for one temperature, always; ``force`` falls while the policy learns.
@@ -72,8 +73,10 @@ class DriftingPolicy(ChunkPolicy):
         network, encoder, chunking, normalization, mask_padding: see `ChunkPolicy`.
         particles: chunks per state and update, at least 2; the cost grows in proportion. 8 as in DFP.
         temperatures: of the kernel, as fractions of the mean distance within a state. Several are summed, each
-            normalised; DFP uses 0.1, the image model 0.02, 0.05 and 0.2.
-        affinity, kernel: see `genrl.objectives.drifting_field`.
+            normalised; DFP uses 0.1, the image model 0.02, 0.05 and 0.2. Wide ones merge ways of acting: on synthetic
+            chunks with two ways, 0.2 lost some and 0.5 all of them with ``"targets"``.
+        affinity, kernel: see `genrl.objectives.drifting_field`. Published is ``"both"``; on chunks ``"targets"`` leaves
+            fewer stray particles (half the error after 1000 updates).
         shared: ``"state"`` normalises every state by its own scatter, ``"batch"`` all by one, as published code does.
         min_scale: least scatter that states are normalised by, in normalised action units.
         neighbours: positives from other states, 0 for none.
@@ -93,8 +96,8 @@ class DriftingPolicy(ChunkPolicy):
         normalization: Normalization = Normalization(),
         mask_padding: bool = False,
         particles: int = 8,
-        temperatures: tuple[float, ...] = (0.1,),
-        affinity: Affinity = "both",
+        temperatures: tuple[float, ...] = (0.05,),
+        affinity: Affinity = "targets",
         kernel: Kernel = "laplace",
         shared: Shared = "state",
         min_scale: float = 0.01,
