@@ -7,6 +7,7 @@ before it looks again, others with one action.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -190,6 +191,78 @@ class _Consistency:
             return torch.randn(shape, generator=generator)
 
         return noise
+
+
+class ActActor:
+    """Any object with the `act` of a chunk policy: observations {name: [1, n_obs_steps, *shape]} to actions [1, k, A].
+
+    Each row is asked by itself, with a generator of its own for each prediction: rows do not disturb each other.
+
+    Args:
+        policy: `act(obs)` or `act(obs, generator=...)` on tensors; `n_obs_steps` (or `chunking.n_obs_steps`) says how
+            many observations it sees, 1 if it does not say; `specs`, if there are some, names those it wants.
+        seed: of the generators.
+    """
+
+    def __init__(self, policy: Any, seed: int) -> None:
+        self.policy, self.seed = policy, seed
+        self.history = history_of(policy)
+        self._takes_generator = "generator" in inspect.signature(policy.act).parameters
+        self._seen: dict[int, list[Observation]] = {}
+        self._episode: dict[int, int] = {}
+        self._predictions: dict[int, int] = {}
+        self.firsts: list[dict[str, torch.Tensor]] = []
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """An episode begins."""
+        self._seen[row] = [dict(obs)] * self.history
+        self._episode[row], self._predictions[row] = episode, 0
+        if len(self.firsts) < 20:
+            self.firsts.append(self._stacked(row))
+
+    def plan(self, news: Mapping[int, Observation]) -> dict[int, np.ndarray | None]:
+        """One prediction for each of these rows."""
+        plans: dict[int, np.ndarray | None] = {}
+        for row, obs in news.items():
+            fresh = [{n: v[i] for n, v in obs.items()} for i in range(len(next(iter(obs.values()))))]
+            self._seen[row] = [*self._seen[row], *fresh][-self.history :]
+            plans[row] = self._ask(self._stacked(row), (self._episode[row], self._predictions[row]))
+            self._predictions[row] += 1
+        return plans
+
+    def _ask(self, obs: dict[str, torch.Tensor], place: tuple[int, int]) -> np.ndarray:
+        from genrl.diffusion import derive_seed
+
+        if not self._takes_generator:
+            given = self.policy.act(obs)
+        else:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "act", *place))
+            given = self.policy.act(obs, generator=generator)
+        found = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+        if found.ndim != 3 or len(found) != 1:
+            raise EnvError(f"act gave an array of shape {found.shape} for one observation; expected [1, k, A]")
+        return found[0]
+
+    def _stacked(self, row: int) -> dict[str, torch.Tensor]:
+        names = getattr(self.policy, "specs", None) or self._seen[row][0]
+        return {name: torch.from_numpy(np.stack([seen[name] for seen in self._seen[row]]))[None] for name in names}
+
+    def consistency_of(self, row: int) -> None:
+        """Whole chunks are not seen."""
+
+    def latency(self) -> Latency | None:
+        """`act` on one observation in CPU memory."""
+        return measure_latency(lambda obs: self._ask(obs, (0, 0)), self.firsts) if self.firsts else None
+
+    def describe(self) -> dict[str, Any]:
+        """What a result file says about the policy."""
+        return {"class": type(self.policy).__name__, "nfe": getattr(self.policy, "nfe", None), "seed": self.seed}
+
+
+def history_of(policy: Any) -> int:
+    """Observations that a policy sees at once, 1 if it does not say."""
+    chunking = getattr(policy, "chunking", None)
+    return int(getattr(policy, "n_obs_steps", None) or getattr(chunking, "n_obs_steps", None) or 1)
 
 
 class StepActor:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 import genrl
-from genrl.envs.actors import Actor, ChunkActor, ExpertActor, RowPolicy, StepActor, serves_one_row
+from genrl.envs.actors import ActActor, Actor, ChunkActor, ExpertActor, RowPolicy, StepActor, serves_one_row
 from genrl.envs.episodes import EpisodeRunner
 from genrl.envs.evaluation import EpisodeResult, Evaluation
 from genrl.envs.film import film_episodes
@@ -56,7 +56,8 @@ def evaluate(
     for every `n_envs`, `backend` and `workers`.
 
     Args:
-        policy: a `ChunkPolicy`; a `RowPolicy` of yours (``start`` and ``act``); a function from observations
+        policy: a `ChunkPolicy`; an object with the same ``act`` (an `OnnxPolicy`, or yours: see `ActActor`); a
+            `RowPolicy` of yours (``start`` and ``act``), which may remember; a function from observations
             {name: [n, *shape]} to actions [n, A]; an object with robomimic's rollout interface (``start_episode`` and
             a call with the observation of one environment, which then is the only one); ``"expert"``, the scripted
             expert; or the import path of your own expert (see `genrl.envs.expert`).
@@ -225,10 +226,12 @@ def _actor(policy: Any, settings: EnvSettings, rows: int, seed: int, stac: StacS
 
         name = "auto" if policy == "expert" else policy
         return ExpertActor(name), expert(settings, name)
+    if hasattr(policy, "act") and not hasattr(policy, "start") and not serves_one_row(policy):
+        return ActActor(policy, seed), None
     if not callable(policy) and not (hasattr(policy, "start") and hasattr(policy, "act")):
         methods = ", ".join(name for name in vars(RowPolicy) if not name.startswith("_"))
         raise EnvError(
-            f"{type(policy).__name__} cannot be evaluated; give a ChunkPolicy, an object with the methods {methods}, "
+            f"{type(policy).__name__} cannot be evaluated; give a ChunkPolicy, an object with act, or with {methods}, "
             'a function from observations to actions, or "expert"'
         )
     return StepActor(policy, rows), None
@@ -237,7 +240,7 @@ def _actor(policy: Any, settings: EnvSettings, rows: int, seed: int, stac: StacS
 def _check_fit(policy: Any, env: Any) -> None:
     """Compare names, shapes and action size before anything runs."""
     specs, size = getattr(policy, "specs", None), getattr(policy, "action_dim", None)
-    if not specs or not size:
+    if not specs:
         return
     given = env.specs
     wrong = [
@@ -251,7 +254,7 @@ def _check_fit(policy: Any, env: Any) -> None:
             f"{env.id} does not give what the policy sees: {'; '.join(wrong)}. Set env.observations and sizes as in "
             "training, or leave env out to take the policy's own"
         )
-    if (size,) != env.action_space.shape:
+    if size is not None and (size,) != env.action_space.shape:
         raise EnvError(f"the policy gives {size} numbers as action; {env.id} takes {env.action_space.shape[0]}")
 
 

@@ -164,7 +164,7 @@ class OnnxPolicy:
         threads: of the runtime; 1 is fastest for small networks.
 
     Attributes:
-        specs: the observations, by name. task: what travelled with the policy.
+        specs: the observations, by name. n_obs_steps: history that it sees. task: what travelled with the policy.
 
     Raises:
         FileNotFoundError: no such file. ValueError: a file of another tool.
@@ -182,6 +182,7 @@ class OnnxPolicy:
         self.specs = {name: ObsSpec.from_dict(spec) for name, spec in facts["specs"].items()}
         self.task: dict[str, Any] = facts["task"]
         self._shapes = {node.name: tuple(node.shape[1:]) for node in self._run.get_inputs()}
+        self.n_obs_steps = int(next(self._shapes[name][0] for name in self.specs))
 
     def act(self, obs: Mapping[str, Any], generator: torch.Generator | None = None) -> Tensor:
         """The actions to execute: [B, n_action_steps, A] for raw observations {name: [B, n_obs_steps, *shape]}.

@@ -120,6 +120,19 @@ def test_an_environment_that_overwrites_its_observations_is_evaluated_like_one_t
     assert results[0].distinct_starts == 5
 
 
+def test_processes_that_draw_are_spawned_and_see_the_same_points():
+    settings = EnvSettings(
+        "metaworld/reach-v3",
+        observations=("points", "state"),
+        points=16,
+        image_size=16,
+        renderer="osmesa",
+        max_steps=60,
+    )
+    one, two = (evaluate("expert", settings, episodes=2, n_envs=1, backend=b, workers=1) for b in ("sync", "async"))
+    assert one.episodes == two.episodes and one.distinct_starts == 2
+
+
 def test_threads_and_training_mode_are_as_before(policy):
     policy.train()
     torch.set_num_threads(2)
@@ -245,6 +258,37 @@ def test_policies_of_yours_are_functions_or_remember_their_episodes():
     assert as_tensor.episodes == fast.episodes
 
 
+class Planner:
+    """Plans three steps ahead from two observations; the noise of a prediction is its generator's."""
+
+    n_obs_steps = 2
+
+    def act(self, obs, generator=None):
+        assert obs["state"].shape == (1, 2, 2)
+        x, goal = obs["state"][0, -1]
+        speed = x - obs["state"][0, 0, 0]
+        noise = 0.1 * torch.randn(3, generator=generator)
+        return (torch.clamp(5 * (goal - x) - speed + noise, -1, 1)).reshape(1, 3, 1)
+
+
+def test_anything_with_the_act_of_a_chunk_policy_can_be_evaluated():
+    results = [evaluate(Planner(), line(), episodes=6, n_envs=n) for n in (1, 4)]
+    assert results[0].episodes == results[1].episodes and results[0].latency.batch == 1
+    assert results[0].policy["class"] == "Planner" and results[0].success_rate > 0.5
+    other = evaluate(Planner(), line(), episodes=6, policy_seed=1)
+    assert [e.total_reward for e in other.episodes] != [e.total_reward for e in results[0].episodes]
+
+
+def test_an_exported_policy_is_evaluated_like_the_original(tmp_path):
+    from genrl.policies.export import OnnxPolicy, export_onnx
+
+    policy = flow_policy(line(), Chunking(8, 2, 4), steps=1, scale=1.0).eval()
+    export_onnx(policy, tmp_path / "policy.onnx")
+    exported = evaluate(OnnxPolicy(tmp_path / "policy.onnx"), line(), episodes=5, n_envs=3)
+    assert exported.seeds == evaluate(policy, line(), episodes=5).seeds
+    assert exported.episodes == evaluate(OnnxPolicy(tmp_path / "policy.onnx"), line(), episodes=5, n_envs=1).episodes
+
+
 def test_robomimics_rollout_interface_is_evaluated_one_environment_at_a_time():
     policy = flow_policy(line(), Chunking(8, 2, 4), scale=1.0)
     rollout = policy.rollout_policy()
@@ -263,7 +307,9 @@ def test_the_scripted_expert_is_the_upper_bound(backend):
 
 
 def test_what_cannot_act_is_refused_with_what_can():
-    with pytest.raises(EnvError, match=r"dict cannot be evaluated; give a ChunkPolicy, .* start, act"):
+    with pytest.raises(
+        EnvError, match=r"dict cannot be evaluated; give a ChunkPolicy, an object with act, or with start, act"
+    ):
         evaluate({}, line(), episodes=1)
     with pytest.raises(EnvError, match="give env="):
         evaluate(proportional, episodes=1)
