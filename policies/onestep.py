@@ -78,10 +78,11 @@ class OneStepFlowPolicy(ChunkPolicy):
             starts a prediction from the part of the last chunk that was not executed.
         flow_share: share of rows with r = t, the anchor, in (0, 1].
         consistency_weight, guidance_weight: lambda_c and lambda_g; unpublished. Too much guidance collapses modes, and
-            with few demonstrations the difference that it follows is mostly noise: keep it small (0.05), 0 is off.
+            with few demonstrations the difference that it follows is mostly noise, so it is off (0); 0.05 is a start.
         dropout: share of rows whose condition is replaced by the learned null condition; only used with guidance.
         teacher_decay: of the moving average, at update n min(teacher_decay, (1 + n) / (10 + n)). 0.999 suits long
-            trainings; in a few thousand updates a slow teacher holds the network back.
+            trainings; in a few thousand updates a slow teacher holds the network back, and 0 (the live weights) is
+            fastest.
         contraction: how the share of the interval in which m lies shrinks over training, see
             `genrl.objectives.contraction`.
         minimum: distance that m keeps from t.

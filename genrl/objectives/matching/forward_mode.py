@@ -7,6 +7,8 @@ five to nine on a CPU; every other operation keeps PyTorch's rule.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +41,7 @@ def directional_derivative(
     """
     inputs, directions = [_full(x) for x in inputs], [_full(d) for d in directions]
     device = inputs[0].device.type
+    _load_quietly()
     try:
         with (
             torch.no_grad(),
@@ -61,6 +64,15 @@ def directional_derivative(
             "numpy or compiled graphs inside it, or use the central difference: derivative='difference'"
         )
     return value.detach(), tangent.detach()
+
+
+@functools.cache
+def _load_quietly() -> None:
+    """PyTorch compiles some of its rules at first use, and warns that the compiler it uses is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with forward_ad.dual_level():
+            forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def _full(x: Tensor) -> Tensor:
