@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import get_args
 
@@ -25,7 +26,7 @@ from genrl.objectives.matching.mean_flow import Derivative, adaptive_loss, check
 from genrl.objectives.matching.noise_levels import log_time, sampling_levels
 from genrl.objectives.matching.self_consistency import self_distillation_target
 from genrl.objectives.matching.times import BetaTimes, TimeDistribution, time_pair
-from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start, Teacher
+from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start, Teacher, same_time
 from genrl.policies.consistency_recipes import RECIPES, ConsistencyRecipe, NoiseLevels, Variant
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -159,9 +160,9 @@ class ConsistencyPolicy(ChunkPolicy):
         return loss, metrics
 
     def _map(self, network: Network, y: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
-        """f(y, sigma | s); sigma [B], or [1] for all rows."""
+        """f(y, sigma | s); sigma [B]."""
         c_skip, c_out, c_in = boundary_coefficients(sigma, self.levels.sigma_data, self.levels.sigma_min)
-        time = log_time(sigma, self.levels.sigma_min, self.levels.sigma_max).expand(y.shape[0])
+        time = log_time(sigma, self.levels.sigma_min, self.levels.sigma_max)
         return expand(c_skip, y) * y + expand(c_out, y) * network(expand(c_in, y) * y, time, cond)
 
     def _target_network(self) -> Network:
@@ -211,10 +212,15 @@ class ConsistencyPolicy(ChunkPolicy):
         else:
             sigma = min(t / (1 - t), self.levels.sigma_max)
             y, levels = x / (1 - t), [sigma, *(level for level in self._sampling[1:] if level < sigma)]
-        # The level is the same in all rows, so that networks embed it once.
+        in_turn = iter(levels)
         return consistency_sample(
-            lambda y, sigma: self._map(self.velocity, y, sigma[:1], cond), y, levels, noise, self.levels.sigma_min
+            lambda y, sigma: self._map_at(y, next(in_turn), cond), y, levels, noise, self.levels.sigma_min
         )
+
+    def _map_at(self, y: Tensor, level: float, cond: Tensor) -> Tensor:
+        """`_map` at one level for all rows, whose numbers are computed once and which networks embed once."""
+        c_skip, c_out, c_in, time = _numbers(level, self.levels)
+        return c_skip * y + c_out * self.velocity(c_in * y, same_time(time, y), cond)
 
     def _flow_map_sample(self, cond: Tensor, noise: Noise, start: Start | None) -> Tensor:
         if self.steps == 1:
@@ -222,3 +228,12 @@ class ConsistencyPolicy(ChunkPolicy):
         x, t = self.start_of(cond, noise, start)
         grid = [t * (1 - k / self.steps) for k in range(self.steps + 1)]
         return flow_map_sample(lambda x, t, r: self.velocity(x, t, cond, r), x, grid)
+
+
+@functools.cache
+def _numbers(level: float, levels: NoiseLevels) -> tuple[float, float, float, float]:
+    """c_skip, c_out, c_in and the network's time of one level."""
+    sigma = torch.tensor(level, dtype=torch.float64)
+    numbers = boundary_coefficients(sigma, levels.sigma_data, levels.sigma_min)
+    c_skip, c_out, c_in = (float(number) for number in numbers)
+    return c_skip, c_out, c_in, float(log_time(sigma, levels.sigma_min, levels.sigma_max))
