@@ -23,7 +23,7 @@ from genrl.envs import (
 from genrl.policies import Chunking
 from genrl.policies.chunking import ChunkExecutor
 
-REACH = EnvSettings("metaworld/reach-v3", max_steps=120)
+REACH = EnvSettings("metaworld/reach-v3", max_steps=80)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def written(tmp_path, result, name="a.json"):
 
 def test_a_real_policy_gets_the_same_file_with_1_4_and_16_environments_in_one_process_or_two(policy, tmp_path):
     files = {
-        written(tmp_path, evaluate(policy, episodes=12, stac=4, **how))
+        written(tmp_path, evaluate(policy, episodes=16, stac=2, **how))
         for how in (
             {"n_envs": 1},
             {"n_envs": 4},
@@ -50,7 +50,7 @@ def test_a_real_policy_gets_the_same_file_with_1_4_and_16_environments_in_one_pr
     }
     assert len(files) == 1
     result = json.loads(files.pop())
-    assert 0 < result["summary"]["successes"] < 12  # else equal successes would say little
+    assert 0 < result["summary"]["successes"] < 16  # else equal successes would say little
     assert len({episode["length"] for episode in result["episodes"]}) > 3
 
 
@@ -126,7 +126,6 @@ def test_processes_that_draw_are_spawned_and_see_the_same_points():
         observations=("points", "state"),
         points=16,
         image_size=16,
-        renderer="osmesa",
         max_steps=60,
     )
     one, two = (evaluate("expert", settings, episodes=2, n_envs=1, backend=b, workers=1) for b in ("sync", "async"))

@@ -169,17 +169,20 @@ def test_a_missing_encoder_stops_the_evaluation_before_its_first_episode(tmp_pat
 # ---------------------------------------------------------------------------- latency
 
 
-def test_latency_counts_calls_after_the_warm_up_and_orders_its_percentiles():
-    calls = []
+def test_latency_counts_calls_after_the_warm_up_and_takes_their_percentiles(monkeypatch):
+    from genrl.envs import latency
+
+    clock, calls = [0.0], []
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
 
     def act(value):
         calls.append(value)
-        time.sleep(0.02 if len(calls) <= 3 else 0.004 if len(calls) % 10 else 0.012)
+        clock[0] += 1.0 if len(calls) <= 3 else (len(calls) - 3) / 1000  # 1, 2, ..., 40 ms after the warm-up
 
     found = measure_latency(act, ["a", "b"], calls=40, warm_up=3)
-    assert calls == [("a", "b")[i % 2] for i in range(43)]
-    assert 4 <= found.p50_ms < 12 <= found.p95_ms and found.calls == 40  # one call in ten is slow
-    assert found.p50_ms < found.mean_ms < found.p95_ms and found.batch == 1 and found.device == "cpu"
+    assert calls == ["ab"[i % 2] for i in range(43)]
+    assert found.p50_ms == pytest.approx(20.5) and found.p95_ms == pytest.approx(np.percentile(range(1, 41), 95))
+    assert (found.mean_ms, found.calls, found.batch, found.device) == (pytest.approx(20.5), 40, 1, "cpu")
 
 
 def test_a_devices_queue_is_waited_for_around_every_call(monkeypatch):
