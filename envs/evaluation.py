@@ -185,7 +185,7 @@ class Evaluation:
         if self.latency is not None:
             rows.append(("time of one act()", str(self.latency)))
         if self.stac is not None:
-            rows.append(("consistency alarm", _alarm(self.stac["metrics"])))
+            rows.append(("consistency alarm", _alarm(self.stac)))
         if not self.complete:
             rows.append(("interrupted", f"{n} of {self.planned} episodes; short ones are over-represented"))
         rows += [("video", name) for name in self.videos]
@@ -305,10 +305,17 @@ def _number(value: float | None, low: float | None = None, high: float | None = 
     return f"{value:.4g}" + (f", 95 % interval {low:.4g} to {high:.4g}" if low is not None and high is not None else "")
 
 
-def _alarm(metrics: Mapping[str, Any]) -> str:
+def _alarm(stac: Mapping[str, Any]) -> str:
+    metrics = stac["metrics"]
+    if metrics is None:
+        return "no episode was replanned twice: nothing to score"
+
     def shown(name: str) -> str:
         return "-" if metrics[name] is None else f"{metrics[name]:.2f}"
 
+    if not stac["calibrated_episodes"]:
+        needed = math.ceil(1 / stac["settings"]["alpha"] - 1e-9) - 1
+        return f"not calibrated: that takes {needed} other successful episodes; AUROC of the scores {shown('auroc')}"
     return (
         f"detects {shown('tpr')} of {metrics['failures']} failures, silent in {shown('tnr')} of {metrics['successes']} "
         f"successes, AUROC {shown('auroc')}"

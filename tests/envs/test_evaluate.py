@@ -450,6 +450,15 @@ def test_a_calibration_file_sets_the_threshold_and_must_have_been_scored_alike(p
         evaluate(policy, episodes=1, stac=StacSettings(samples=8, calibration=str(plain)))
 
 
+def test_without_enough_successes_nothing_is_calibrated_and_the_table_says_what_is_missing():
+    policy = flow_policy(line(flags=[0]), Chunking(8, 1, 4)).eval()
+    result = evaluate(policy, line(flags=[0]), episodes=3, stac=4)
+    assert result.stac["calibrated_episodes"] == 0 and all(e.stac.threshold is None for e in result.episodes)
+    assert dict(result.table())["consistency alarm"].startswith("not calibrated: that takes 19 other successful")
+    short = evaluate(policy, EnvSettings.of(line(), max_steps=3), episodes=2, stac=4)
+    assert short.stac["metrics"] is None and "nothing to score" in dict(short.table())["consistency alarm"]
+
+
 def test_scoring_consistency_changes_no_action(policy):
     assert [e.total_reward for e in evaluate(policy, episodes=3).episodes] == [
         e.total_reward for e in evaluate(policy, episodes=3, stac=4).episodes
