@@ -15,14 +15,13 @@ import genrl
 from genrl.envs.actors import ActActor, Actor, ChunkActor, ExpertActor, RowPolicy, StepActor, serves_one_row
 from genrl.envs.episodes import EpisodeRunner
 from genrl.envs.evaluation import EpisodeResult, Evaluation
-from genrl.envs.film import film_episodes
+from genrl.envs.film import Camera
 from genrl.envs.latency import Latency
 from genrl.envs.monitoring import calibrated_threshold, with_consistency
 from genrl.envs.rollout import LocalPool, Pool, ProcessPool
 from genrl.envs.settings import EnvError, EnvSettings
 from genrl.envs.stac import StacSettings
 from genrl.envs.vector import default_n_envs
-from genrl.envs.videos import find_encoder
 from genrl.progress import progress_bar
 
 MOST_ROWS = 16  # of a process: a padded batch of `ChunkExecutor`
@@ -101,8 +100,6 @@ def evaluate(
     rows = 1 if serves_one_row(policy) else min(episodes, n_envs or workers * _rows_per_process(policy, episodes))
     threshold = calibrated_threshold(stac) if stac is not None and stac.calibration is not None else None
     film = bool(videos and video_dir is not None)
-    if film:
-        find_encoder()  # not after all episodes
     with _acting(policy, cpu_threads), contextlib.closing(settings.make()) as probe:
         _check_fit(policy, probe)
         actor, acting = _actor(policy, settings, rows, policy_seed, stac)
@@ -122,9 +119,16 @@ def evaluate(
             "source": source,
         }
         try:
-            with contextlib.closing(pool), progress_bar(f"evaluating {settings.id}", episodes, progress) as advance:
-                runner.run(advance)
-            names = film_episodes(settings, runner.records(), runner.actions, videos, video_dir) if film else ()
+            with contextlib.ExitStack() as stack:
+                camera = None
+                with contextlib.closing(pool):
+                    if film:  # after the processes have begun: they must not inherit a renderer
+                        camera = stack.enter_context(contextlib.closing(Camera(settings, seed)))
+                    with progress_bar(f"evaluating {settings.id}", episodes, progress) as advance:
+                        runner.run(advance)
+                names: tuple[str, ...] = ()
+                if camera is not None and video_dir is not None:
+                    names = camera.film(runner.records(), runner.actions, videos, video_dir)
             result = _result(runner, facts, timing, stac, threshold, names, actor.latency())
         except BaseException as error:
             _keep(error, _result(runner, facts, timing, stac, threshold, (), None), out)

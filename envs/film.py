@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,51 +12,68 @@ import numpy as np
 
 from genrl.envs.evaluation import EpisodeResult
 from genrl.envs.settings import EnvSettings
-from genrl.envs.videos import VideoWriter
+from genrl.envs.videos import VideoError, VideoWriter, find_encoder
 
 
-def film_episodes(
-    settings: EnvSettings,
-    episodes: Sequence[EpisodeResult],
-    actions: Mapping[int, np.ndarray],
-    count: int,
-    folder: str | os.PathLike[str] | None,
-) -> tuple[str, ...]:
-    """Film the first episode and the worst ones.
+class Camera:
+    """Plays evaluated episodes again and films them.
+
+    The environment is made, reset and drawn once at the start, so that one without pictures is found before the first
+    episode and not after the last.
 
     Args:
-        settings: of the environment.
-        episodes: all of the evaluation.
-        actions: [T, A] that each executed.
-        count: at most this many videos.
-        folder: where they go.
-
-    Returns:
-        Names of the files, ``episode-0003-failure.mp4``; one that does not reproduce its episode (a simulator that is
-        not deterministic) ends in ``-not-reproduced``.
+        settings: of the environment. seed: of the reset that is drawn.
 
     Raises:
-        VideoError: without an encoder, or if the environment gives no pictures.
+        VideoError: without an encoder, or if the environment gives no picture.
+        EnvError: the environment cannot draw.
     """
-    if folder is None or count < 1 or not episodes:
-        return ()
-    names = []
-    with contextlib.closing(settings.make(render=True)) as env:
+
+    def __init__(self, settings: EnvSettings, seed: int) -> None:
+        find_encoder()
+        self.env = settings.make(render=True)
+        self.env.reset(seed=seed)
+        if self.env.render() is None:
+            raise VideoError(f"{settings.id} gave no picture; evaluate with videos=0, or see its render()")
+
+    def film(
+        self,
+        episodes: Sequence[EpisodeResult],
+        actions: Mapping[int, np.ndarray],
+        count: int,
+        folder: str | os.PathLike[str],
+    ) -> tuple[str, ...]:
+        """Film the first episode and the worst ones.
+
+        Args:
+            episodes: all of the evaluation.
+            actions: [T, A] that each executed.
+            count: at most this many videos.
+            folder: where they go.
+
+        Returns:
+            Names of the files, ``episode-0003-failure.mp4``; one that does not reproduce its episode (a simulator that
+            is not deterministic) ends in ``-not-reproduced``.
+        """
+        names = []
         for episode in chosen(episodes, count):
             outcome = {None: "", True: "-success", False: "-failure"}[episode.success]
-            name = f"episode-{episode.episode:04d}{outcome}.mp4"
-            path = Path(folder) / name
+            path = Path(folder) / f"episode-{episode.episode:04d}{outcome}.mp4"
             total = 0.0
-            with VideoWriter(path, frame_rate(env)) as video:
-                env.reset(seed=episode.seed)
-                video.add(env.render())
+            with VideoWriter(path, frame_rate(self.env)) as video:
+                self.env.reset(seed=episode.seed)
+                video.add(self.env.render())
                 for action in actions[episode.episode]:
-                    total += float(env.step(action)[1])
-                    video.add(env.render())
+                    total += float(self.env.step(action)[1])
+                    video.add(self.env.render())
             if not math.isclose(total, episode.total_reward, rel_tol=1e-6, abs_tol=1e-6):
                 path = path.rename(path.with_stem(f"{path.stem}-not-reproduced"))
             names.append(path.name)
-    return tuple(names)
+        return tuple(names)
+
+    def close(self) -> None:
+        """Free the environment."""
+        self.env.close()
 
 
 def frame_rate(env: Any) -> float:
@@ -73,5 +89,7 @@ def chosen(episodes: Sequence[EpisodeResult], count: int) -> list[EpisodeResult]
     def badness(episode: EpisodeResult) -> tuple[bool, float, int]:
         return bool(episode.success), -episode.length if episode.success else episode.total_reward, episode.episode
 
+    if not episodes:
+        return []
     first = episodes[0]
     return [first, *sorted((e for e in episodes if e is not first), key=badness)][:count]

@@ -10,9 +10,9 @@ import torch
 from acting_members import flow_policy, proportional, slow_for_negative_goals
 from toy_envs import line
 
-from genrl.envs import EnvSettings, Evaluation, Latency, evaluate, make_env, measure_latency
+from genrl.envs import EnvError, EnvSettings, Evaluation, Latency, evaluate, make_env, measure_latency
 from genrl.envs.evaluation import Consistency, EpisodeResult, EvaluationFileError, write_json
-from genrl.envs.film import chosen, film_episodes
+from genrl.envs.film import Camera, chosen
 from genrl.envs.videos import VideoError
 from genrl.statistics import wilson_interval
 
@@ -150,16 +150,25 @@ def test_a_chunk_policys_and_an_experts_episodes_are_filmed_from_their_actions(t
 def test_a_simulator_that_does_not_repeat_itself_is_seen_in_the_videos_name(tmp_path):
     result = evaluate(proportional, line(), episodes=1)
     wrong = {0: np.ones((result.episodes[0].length, 1), np.float32) * 0.01}
-    assert film_episodes(line(), result.episodes, wrong, 1, tmp_path) == ("episode-0000-success-not-reproduced.mp4",)
+    names = Camera(line(), 0).film(result.episodes, wrong, 1, tmp_path)
+    assert names == ("episode-0000-success-not-reproduced.mp4",) and os.listdir(tmp_path) == list(names)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_environment_without_pictures_is_found_before_its_first_episode(tmp_path, backend):
+    calls = []
+    with pytest.raises((EnvError, VideoError), match="picture"):
+        evaluate(lambda obs: calls.append(1), line(dark=True), episodes=1, video_dir=tmp_path, backend=backend)
+    assert not calls and not os.listdir(tmp_path)
 
 
 def test_a_missing_encoder_stops_the_evaluation_before_its_first_episode(tmp_path, monkeypatch):
-    from genrl.envs import evaluator
+    from genrl.envs import film
 
     def missing():
         raise VideoError('pip install "imageio[ffmpeg]"')
 
-    monkeypatch.setattr(evaluator, "find_encoder", missing)
+    monkeypatch.setattr(film, "find_encoder", missing)
     calls = []
     with pytest.raises(VideoError, match="imageio"):
         evaluate(lambda obs: calls.append(1), line(), episodes=1, video_dir=tmp_path)

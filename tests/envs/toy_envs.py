@@ -20,17 +20,27 @@ class Line(gym.Env):
         fail: seed of the episode in which `step` raises at step 3.
         flags: success flags by step, instead of the distance.
         solved: start in the goal.
+        dark: it has no pictures.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(
-        self, fixed=False, reuse=False, terminate=False, die=None, fail=None, flags=None, solved=False, render_mode=None
+        self,
+        fixed=False,
+        reuse=False,
+        terminate=False,
+        die=None,
+        fail=None,
+        flags=None,
+        solved=False,
+        dark=False,
+        render_mode=None,
     ):
         self.observation_space = Box(-2, 2, (2,), np.float32)
         self.action_space = Box(-1, 1, (1,), np.float32)
         self.fixed, self.reuse, self.terminate, self.solved = fixed, reuse, terminate, solved
-        self.die, self.fail, self.flags, self.render_mode = die, fail, flags, render_mode
+        self.die, self.fail, self.flags, self.render_mode = die, fail, flags, None if dark else render_mode
         self.buffer = np.zeros(2, np.float32)
 
     def reset(self, *, seed=None, options=None):
