@@ -73,6 +73,11 @@ def test_a_crop_without_points_repeats_the_nearest_one():
     assert crop_points(points, (-1, -1, -1), (1, 1, 1), 4).tolist() == [[[3, 0, 0, 1, 2, 3]] * 4]
 
 
+def test_in_a_long_box_a_near_point_outside_does_not_count():
+    points = torch.tensor([[[0.0, 0.5, 0], [9, 0, 0]]])
+    assert crop_points(points, (-10, -0.1, -0.1), (10, 0.1, 0.1), 3).tolist() == [[[9, 0, 0]] * 3]
+
+
 def test_crops_do_not_depend_on_the_rest_of_the_batch():
     points = torch.randn(5, 30, 3, generator=torch.Generator().manual_seed(0))
     together = crop_points(points, (-1, -1, -1), (1, 1, 1), 8)

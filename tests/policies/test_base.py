@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from policy_members import CHUNKING, MEMBERS, PICTURES, SPECS, awaken, configure, fixed_noise, generator, make_batch
+from safetensors.torch import load_file
 from torch import nn
 
 from genrl.networks import EncoderSettings, ObsSpec
@@ -178,14 +179,17 @@ class Taught(FlowPolicy):
 def test_teachers_are_in_the_state_dict_but_neither_trained_nor_saved_nor_shared(tmp_path):
     policy = Taught(chunking=Chunking(4, 1, 2))
     configure(policy)
+    awaken(policy)
     policy.after_update(1)
     names = [name for name in policy.state_dict() if name.startswith("teacher.")]
     assert len(names) == len(list(policy.net.parameters()))
     assert len(policy.trained_parameters()) == len(names)
     policy.save_pretrained(tmp_path)
+    assert not any("teacher" in name for name in load_file(tmp_path / "model.safetensors"))
     loaded = Taught.from_pretrained(tmp_path)
     for name, value in policy.net.state_dict().items():  # a fresh start for the teacher: the loaded weights
         assert torch.equal(loaded.teacher.module.state_dict()[name], value)
+    policy.teacher.update(0)
     twin = copy.deepcopy(policy)
     with torch.no_grad():
         for p in twin.net.parameters():
