@@ -242,7 +242,7 @@ class ChunkPolicy(nn.Module):
         """Raw observations {name: [B, n_obs_steps, *shape]} -> condition [B, C].
 
         Args:
-            obs: names in any order; those that the policy does not use are ignored.
+            obs: names in any order; those that the policy does not use are ignored. Arrays become tensors.
             draw: randomness of augmentations in training; without it they are off.
 
         Raises:
@@ -254,6 +254,7 @@ class ChunkPolicy(nn.Module):
 
     def _prepare(self, name: str, x: Tensor) -> Tensor:
         anchor = self._anchor
+        x = x if isinstance(x, Tensor) else torch.as_tensor(x)
         x = self.normalizer.normalize(name, x if x.device == anchor.device else x.to(anchor.device))
         return x if x.dtype == anchor.dtype else x.to(anchor.dtype)
 

@@ -20,6 +20,8 @@ def test_observations_are_matched_by_name():
     obs = make_batch(policy)["obs"]
     shuffled = {name: obs[name] for name in reversed(obs)} | {"unused": torch.zeros(5, 2, 99)}
     assert torch.equal(policy.predict(obs, fixed_noise()), policy.predict(shuffled, fixed_noise()))
+    arrays = {name: value.numpy() for name, value in obs.items()}
+    assert torch.equal(policy.act(obs, generator()), policy.act(arrays, generator()))
 
 
 def test_a_missing_or_misshapen_observation_is_answered_by_name():

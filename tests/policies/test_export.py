@@ -44,10 +44,10 @@ def test_a_file_acts_like_the_policy_for_any_batch(member, tmp_path):
     assert compare(policy, path) < 1e-5
 
 
-@pytest.mark.parametrize("network", ["unet", "dit"])
-def test_pictures_points_and_every_network_are_exported(network, tmp_path):
+@pytest.mark.parametrize(("network", "specs"), [("unet", PICTURES), ("dit", SPECS)])
+def test_pictures_points_and_every_network_are_exported(network, specs, tmp_path):
     encoder = EncoderSettings(state="mlp", crop=12, image_features=8, points_widths=(8, 16), points_features=8)
-    policy = awaken(ONE_STEP[0].build(network, specs=PICTURES, encoder=encoder)).eval()
+    policy = awaken(ONE_STEP[0].build(network, specs=specs, encoder=encoder)).eval()
     assert compare(policy, export_onnx(policy, tmp_path / "policy.onnx")) < 1e-5
 
 
