@@ -138,7 +138,7 @@ class ChunkActor:
             return None
         start = time.perf_counter()
         self.policy.act(inputs[0])
-        calls = int(min(100, max(10, 3.0 / (time.perf_counter() - start + 1e-6))))  # slow policies: about 3 seconds
+        calls = int(min(100, max(10, 2.0 / (time.perf_counter() - start + 1e-6))))  # slow policies: about 2 seconds
         return measure_latency(lambda obs: self.policy.act(obs).cpu(), inputs, str(self.policy.device), calls)
 
     def describe(self) -> dict[str, Any]:

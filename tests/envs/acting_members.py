@@ -26,18 +26,23 @@ def slow_for_negative_goals(obs):
 
 
 def flow_policy(settings, chunking=None, seed=0, steps=2, width=48, scale=0.3, **policy_settings):
-    """A flow policy with random weights, whose chunks depend on everything that it sees and on its noise."""
-    env = settings.make()
-    obs = [env.reset(seed=s)[0]["state"] for s in range(4)]
-    size = env.action_space.shape[0]
-    actions = np.random.default_rng(0).uniform(-1, 1, (64, size)).astype(np.float32)
-    normalizer = Normalizer.fit({"state": np.stack(obs), "action": actions}, {"state": "meanstd", "action": "minmax"})
+    """A flow policy with random weights."""
     policy = FlowPolicy(
         steps=steps,
         network=MLPBackbone(width=width),
         chunking=chunking or Chunking(horizon=8, n_obs_steps=2, n_action_steps=4),
         **policy_settings,
     )
+    return with_random_weights(policy, settings, seed, scale)
+
+
+def with_random_weights(policy, settings, seed=0, scale=0.3):
+    """Configured for a task, with chunks that depend on everything that the policy sees and on its noise."""
+    env = settings.make()
+    obs = [env.reset(seed=s)[0]["state"] for s in range(4)]
+    size = env.action_space.shape[0]
+    actions = np.random.default_rng(0).uniform(-1, 1, (64, size)).astype(np.float32)
+    normalizer = Normalizer.fit({"state": np.stack(obs), "action": actions}, {"state": "meanstd", "action": "minmax"})
     policy.configure(env.specs, size, normalizer, seed=seed, task={"env": settings.to_dict()})
     env.close()
     generator = torch.Generator().manual_seed(seed)

@@ -6,9 +6,10 @@ import os
 import numpy as np
 import pytest
 import torch
-from acting_members import flow_policy, proportional, slow_for_negative_goals, trained_policy
+from acting_members import flow_policy, proportional, slow_for_negative_goals, trained_policy, with_random_weights
 from toy_envs import line
 
+import genrl.policies
 from genrl.envs import (
     EnvError,
     EnvSettings,
@@ -20,7 +21,8 @@ from genrl.envs import (
     evaluate,
     make_env,
 )
-from genrl.policies import Chunking
+from genrl.networks import DiTBackbone, MLPBackbone, UNetBackbone
+from genrl.policies import Chunking, ChunkPolicy, FlowPolicy, OneStepFlowPolicy
 from genrl.policies.chunking import ChunkExecutor
 
 REACH = EnvSettings("metaworld/reach-v3", max_steps=80)
@@ -52,6 +54,30 @@ def test_a_real_policy_gets_the_same_file_with_1_4_and_16_environments_in_one_pr
     result = json.loads(files.pop())
     assert 0 < result["summary"]["successes"] < 16  # else equal successes would say little
     assert len({episode["length"] for episode in result["episodes"]}) > 3
+
+
+KINDS = {
+    name: lambda cls=getattr(genrl.policies, name): cls(network=MLPBackbone(width=32), chunking=Chunking(8, 2, 3))
+    for name in genrl.policies.__all__
+    if isinstance(getattr(genrl.policies, name), type)
+    and issubclass(getattr(genrl.policies, name), ChunkPolicy)
+    and getattr(genrl.policies, name) is not ChunkPolicy
+} | {
+    "warm start": lambda: OneStepFlowPolicy(network=MLPBackbone(width=32), chunking=Chunking(8, 1, 3, warm_start=0.85)),
+    "U-Net": lambda: FlowPolicy(steps=1, network=UNetBackbone(widths=(16, 32)), chunking=Chunking(8, 2, 3)),
+    "transformer": lambda: FlowPolicy(
+        steps=1, network=DiTBackbone(dim=32, depth=1, heads=2), chunking=Chunking(8, 2, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_policy_and_network_gets_the_same_episodes_for_any_number_of_environments(kind):
+    assert len(KINDS) >= 9
+    policy, settings = with_random_weights(KINDS[kind](), line()), EnvSettings.of(line(), max_steps=12)
+    results = [evaluate(policy, settings, episodes=7, n_envs=n, stac=2).to_dict() for n in (1, 7)]
+    assert json.dumps(results[0]) == json.dumps(results[1])
+    assert len({episode["total_reward"] for episode in results[0]["episodes"]}) == 7
 
 
 @pytest.mark.parametrize(
