@@ -22,7 +22,7 @@ from genrl.envs import (
     make_env,
 )
 from genrl.networks import DiTBackbone, MLPBackbone, UNetBackbone
-from genrl.policies import Chunking, ChunkPolicy, FlowPolicy, OneStepFlowPolicy
+from genrl.policies import Chunking, ChunkPolicy, DiffusionPolicy, FlowPolicy, OneStepFlowPolicy
 from genrl.policies.chunking import ChunkExecutor
 
 REACH = EnvSettings("metaworld/reach-v3", max_steps=80)
@@ -57,7 +57,11 @@ def test_a_real_policy_gets_the_same_file_with_1_4_and_16_environments_in_one_pr
 
 
 KINDS = {
-    name: lambda cls=getattr(genrl.policies, name): cls(network=MLPBackbone(width=32), chunking=Chunking(8, 2, 3))
+    name: lambda cls=getattr(genrl.policies, name): cls(
+        network=MLPBackbone(width=32),
+        chunking=Chunking(8, 2, 3),
+        **({"train_steps": 10, "steps": 10} if cls is DiffusionPolicy else {}),
+    )
     for name in genrl.policies.__all__
     if isinstance(getattr(genrl.policies, name), type)
     and issubclass(getattr(genrl.policies, name), ChunkPolicy)
