@@ -68,6 +68,15 @@ def gl_in_use() -> bool:
     return bool(_open)
 
 
+def _load_compiler_first() -> None:
+    """Load Triton, which torch's optimizers import, before Mesa.
+
+    Both bring an LLVM of their own, and the process crashes when Triton's comes second.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")
+
+
 class GLContext:
     """An off-screen OpenGL context of MuJoCo's, freed before the libraries go.
 
@@ -83,6 +92,7 @@ class GLContext:
         self.process = os.getpid()
         self._context: Any = None
         first = not _open
+        _load_compiler_first()
         try:
             kind = importlib.import_module(f"mujoco.{backend}").GLContext
             self._context = kind.__new__(kind)

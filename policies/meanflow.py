@@ -55,7 +55,7 @@ class MeanFlowGuidance:
         if not 0 <= self.mix < 1:
             raise ValueError(f"guidance.mix = {self.mix} must lie in [0, 1)")
         if self.branch == "mp1" and self.mix:
-            raise ValueError(f"guidance.mix = {self.mix}: the mp1 branch has no mix; set it to 0, or branch: null")
+            raise ValueError(f"guidance.mix = {self.mix}: the mp1 branch has no mix; set it to 0, or branch to 'null'")
         if not 0 <= self.dropout < 1 or (self.needs_null and self.dropout == 0):
             raise ValueError(
                 f"guidance.dropout = {self.dropout} must lie in (0, 1), or the null condition is never trained; 0.1 is "

@@ -15,11 +15,12 @@ MARK = ".genrl-run"  # made before anything else, so that a run knows its own fo
 _REPLACED = ("checkpoints", "samples", "tensorboard")
 _WRITTEN = (*_REPLACED, "config.yaml", "run.json", "metrics.jsonl", "summary.json", "report.html")
 # With another of these it is another experiment, whose numbers must not be mixed with the old ones.
-_IDENTITY = ("seed", "generator", "prompts", "reward", "algorithm.class_path")
+_IDENTITY = ("seed", "generator", "prompts", "reward", "algorithm.class_path", "policy", "data", "env")
 # Settings that may change between two parts of a run without making it another experiment.
 _FREE = ("name", "run_dir", "evaluation", "trainer.iterations", "trainer.checkpoint_every", "trainer.keep_checkpoints",
          "trainer.preview_every", "trainer.tensorboard", "trainer.cpu_threads", "trainer.processes",
-         "trainer.reward_timeout", "trainer.device", "trainer.collapse_fraction")  # fmt: skip
+         "trainer.reward_timeout", "trainer.device", "trainer.collapse_fraction", "data.cache_dir",
+         "data.workers")  # fmt: skip
 
 
 def check_parts(generator: Any, prompts: Any) -> None:

@@ -51,6 +51,12 @@ def karras_grid(
     return grid.to(dtype)
 
 
+def karras_levels(u: Tensor, sigma_min: float = SIGMA_MIN, sigma_max: float = SIGMA_MAX, rho: float = RHO) -> Tensor:
+    """Continuous levels that are uniform in sigma^(1/rho), from uniform numbers u in [0, 1], like u."""
+    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    return (low + u * (high - low)) ** rho
+
+
 def original_count(progress: float, first: int = 2, last: int = 150) -> int:
     """Number of levels at k/K = progress of training (arXiv 2303.01469).
 
