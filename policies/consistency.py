@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import get_args
 
@@ -98,6 +97,7 @@ class ConsistencyPolicy(ChunkPolicy):
         self.rules = ConsistencyRecipe() if is_flow else recipe or RECIPES[variant]
         edge = self.rules.edge
         self._sampling = sampling_levels(steps, levels.sigma_max, min(last_level, levels.sigma_max / 2), edge=edge)
+        self._numbers = {level: _numbers(level, levels) for level in self._sampling}
 
     def _check(self, is_flow: bool) -> None:
         if is_flow and self.recipe is not None:
@@ -219,7 +219,7 @@ class ConsistencyPolicy(ChunkPolicy):
 
     def _map_at(self, y: Tensor, level: float, cond: Tensor) -> Tensor:
         """`_map` at one level for all rows, whose numbers are computed once and which networks embed once."""
-        c_skip, c_out, c_in, time = _numbers(level, self.levels)
+        c_skip, c_out, c_in, time = self._numbers.get(level) or _numbers(level, self.levels)
         return c_skip * y + c_out * self.velocity(c_in * y, same_time(time, y), cond)
 
     def _flow_map_sample(self, cond: Tensor, noise: Noise, start: Start | None) -> Tensor:
@@ -230,7 +230,6 @@ class ConsistencyPolicy(ChunkPolicy):
         return flow_map_sample(lambda x, t, r: self.velocity(x, t, cond, r), x, grid)
 
 
-@functools.cache
 def _numbers(level: float, levels: NoiseLevels) -> tuple[float, float, float, float]:
     """c_skip, c_out, c_in and the network's time of one level."""
     sigma = torch.tensor(level, dtype=torch.float64)
