@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import toy_demos
 import toy_env
-import torch
 
 from genrl.envs import EnvSettings
 from genrl.training import SetupError
