@@ -40,6 +40,7 @@ def evaluate(
     stac: StacSettings | int | None = None,
     progress: bool = False,
     weights: str | None = None,
+    checkpoint: str | None = None,
     source: str | None = None,
     policy_seed: int = 0,
     stop_at_success: bool = True,
@@ -72,6 +73,7 @@ def evaluate(
         video_dir: where the videos go.
         stac: settings of the temporal-consistency score, or its number of chunk samples; chunk policies only.
         progress: show a progress bar on stderr.
+        checkpoint: name of the checkpoint in the result: ``"best"``, ``"step-002000"`` ...
         weights: name of the weights in the result: ``"ema"``, ``"raw"`` ...
         source: where the policy comes from; goes into the timing file, since it may differ between equal evaluations.
         policy_seed: of the policy's noise.
@@ -109,7 +111,8 @@ def evaluate(
         else:
             pool = ProcessPool(settings, rows, workers, stop_at_success, acting)
         runner = EpisodeRunner(actor, pool, episodes, seed, probe.action_space.shape, probe.has_success, film)
-        facts = _facts(policy, settings, probe, stop_at_success, seed, episodes, weights)
+        facts = _facts(policy, settings, probe, stop_at_success, seed, episodes)
+        facts["policy"] = {"weights": weights or "unnamed"} | ({"checkpoint": checkpoint} if checkpoint else {})
         timing = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "n_envs": rows,
@@ -145,7 +148,6 @@ def _facts(
     stop_at_success: bool,
     seed: int,
     episodes: int,
-    weights: str | None,
 ) -> dict[str, Any]:
     """What is known before the first episode."""
     return {
@@ -156,7 +158,6 @@ def _facts(
         "stop_at_success": stop_at_success,
         "seed": seed,
         "planned": episodes,
-        "policy": {"weights": weights or "unnamed"},
         "versions": {"genrl": genrl.__version__, "torch": torch.__version__, **probe.versions()},
         "warnings": _trained_elsewhere(policy, settings),
     }

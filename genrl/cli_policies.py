@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Arguments = argparse.Namespace
+EXPERT = "expert"
 
 
 def configure_collect(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +62,13 @@ def configure_evaluate(parser: argparse.ArgumentParser, positive: Any) -> None:
     group.add_argument("--success", metavar="RULE", help="any, final or hold:K (default: as the family has it)")
     group.add_argument("--videos", type=int, default=2, metavar="N", help="episodes to film (default: 2, 0 for none)")
     group.add_argument("--stac", type=int, default=0, metavar="B", help="chunks drawn to log temporal consistency")
+    group.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
     group.add_argument("--out", metavar="FILE", help="where the JSON goes (default: RUN/evaluation-SEED.json)")
 
 
 def is_policy(folder: Path) -> bool:
-    """Whether a folder is the run of a policy, or a saved policy."""
-    if (folder / "config.json").is_file():
+    """Whether a folder is the run of a policy, or a saved policy, or stands for a task's expert."""
+    if str(folder) == EXPERT or (folder / "config.json").is_file():
         return True
     if not (folder / "config.yaml").is_file():
         return False
@@ -80,13 +82,18 @@ def is_policy(folder: Path) -> bool:
 def evaluate(options: Arguments) -> int:
     """Evaluate a policy in its environment."""
     from genrl.envs import evaluate as run_episodes
-    from genrl.training.policy_runs import load_policy_of
 
-    folder = Path(options.run)
-    policy, label, source = load_policy_of(folder, options.checkpoint, options.weights)
-    seed = 100_000 if options.seed is None else options.seed
-    out = Path(options.out) if options.out else folder / f"evaluation-{seed}.json"
-    settings: dict[str, Any] = {} if not options.stac else {"stac": options.stac}
+    folder, seed = Path(options.run), 100_000 if options.seed is None else options.seed
+    policy: Any = EXPERT
+    label, source, checkpoint = None, EXPERT, None
+    if options.run != EXPERT:
+        from genrl.training.policy_runs import load_policy_of
+
+        policy, label, path = load_policy_of(folder, options.checkpoint, options.weights, options.device)
+        source, checkpoint = str(path), path.name
+    elif not options.env:
+        raise ValueError("the expert of which task? Name it: genrl evaluate expert --env metaworld/push-v3")
+    out = Path(options.out) if options.out else _result_file(options, folder, seed)
     found = run_episodes(
         policy,
         env=options.env,
@@ -97,15 +104,26 @@ def evaluate(options: Arguments) -> int:
         success=options.success,
         videos=options.videos,
         video_dir=out.with_suffix("") if options.videos else None,
+        stac=options.stac or None,
         weights=label,
-        source=str(source),
+        source=source,
+        checkpoint=checkpoint,
         progress=True,
-        **settings,
+        out=out,
     )
-    found.save(out)
     print_rows(found.table(), f"evaluation of {source}")
     print(f"written: {out}")
     return 0
+
+
+def _result_file(options: Arguments, folder: Path, seed: int) -> Path:
+    """Best and last, other weights and other environments have files of their own."""
+    if options.run == EXPERT:
+        folder = Path("runs") / f"expert-{options.env.replace('/', '-')}"
+    parts = [] if options.run == EXPERT or options.checkpoint == "last" else [options.checkpoint]
+    parts += [] if options.weights == "auto" else [options.weights]
+    parts += [] if options.run == EXPERT or not options.env else [options.env.replace("/", "-")]
+    return folder / "-".join(["evaluation", *parts, f"{seed}.json"])
 
 
 def configure_compare(parser: argparse.ArgumentParser) -> None:

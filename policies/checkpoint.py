@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,10 @@ def load_policy(folder: str | os.PathLike[str], device: str | torch.device = "cp
     config = read_config(folder)
     policy = build_part(config["policy"], f"policy in {folder / CONFIG}")
     specs = {name: ObsSpec.from_dict(spec) for name, spec in config["specs"].items()}
+    encoder = policy.encoder
+    policy.encoder = replace(encoder, image_weights=None)  # the checkpoint has them; their file may be elsewhere
     policy.configure(specs, config["action_dim"], Normalizer.from_spec(config["normalizer"]), task=config["task"])
+    policy.encoder = encoder
     state = load_file(folder / WEIGHTS)  # to the CPU first: every process of a node would else fill device 0
     own = _weights(policy)
     problems = [f"{name} is missing" for name in own if name not in state]

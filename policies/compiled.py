@@ -68,7 +68,7 @@ class CompiledPolicy:
         if self.mode == "plain":
             return self.policy.act(obs, generator)
         policy = self.policy
-        inputs = [obs[name].to(policy.device) for name in policy.specs if name in obs]
+        inputs = [torch.as_tensor(obs[name]).to(policy.device) for name in policy.specs if name in obs]
         if len(inputs) < len(policy.specs):
             return policy.act(obs, generator)  # names what is missing
         shape = (inputs[0].shape[0], policy.chunking.horizon, policy.action_dim)

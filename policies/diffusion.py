@@ -118,10 +118,10 @@ class DiffusionPolicy(ChunkPolicy):
             )
         if not 0 <= eta <= 1 or (eta and sampler == "ddpm"):
             raise ValueError(f"eta = {eta} with sampler = {sampler!r}; eta lies in [0, 1] and belongs to 'ddim'")
-        if clip_sample and normalization.action == "meanstd":
+        if clip_sample and normalization.action not in ("minmax", "identity"):
             raise ValueError(
-                "clip_sample = true clips actions to [-1, 1], which normalization.action = 'meanstd' exceeds; "
-                "use 'minmax', or clip_sample: false"
+                f"clip_sample = true clips actions to [-1, 1], which normalization.action = {normalization.action!r} "
+                "exceeds; use 'minmax', or clip_sample: false"
             )
         self.train_steps, self.steps, self.sampler = train_steps, steps, sampler
         self.eta, self.clip_sample = eta, clip_sample

@@ -18,7 +18,7 @@ from genrl.objectives.matching.mean_flow import (
     guided_velocity,
     mean_flow_target,
 )
-from genrl.objectives.matching.times import TimeDistribution, UniformTimes, random_rows, time_pair
+from genrl.objectives.matching.times import TimeDistribution, UniformTimes, time_pair
 from genrl.policies.base import Chunking, ChunkPolicy, Draw, Metrics, Noise, Normalization, Start
 
 Branch = Literal["null", "mp1"]
@@ -151,7 +151,7 @@ class MeanFlowPolicy(ChunkPolicy):
         batch = len(x0)
         eps = draw.normal(tuple(x0.shape))
         t, r = time_pair(draw.uniform((batch, 2)), self.times, self.end_times)
-        rows = random_rows(draw.uniform((batch,)), 1 - self.flow_share)  # those with r < t
+        rows = draw.rows(batch, 1 - self.flow_share)  # those with r < t
         r = torch.scatter(t, 0, rows, r[rows])
         x_t = torch.lerp(x0, eps, t[:, None, None])
         if self.guidance.needs_null:

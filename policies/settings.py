@@ -146,6 +146,15 @@ class Draw:
         drawn = torch.rand(self._whole(shape), generator=self.generator, device=self._source, dtype=self.dtype)
         return self._own(drawn)
 
+    def rows(self, batch: int, share: float) -> Tensor:
+        """Indices of a random share of the rows, sorted; over all processes round(share B) of the B rows together."""
+        from genrl.objectives.matching.times import random_rows
+
+        rank, processes = self.share
+        drawn = torch.rand(batch * processes, generator=self.generator, device=self._source, dtype=self.dtype)
+        chosen = random_rows(drawn, share) - rank * batch
+        return chosen[(chosen >= 0) & (chosen < batch)].to(self.device)
+
     def noise(self, step: int, shape: tuple[int, ...]) -> Tensor:
         """`normal` as a `Noise`: the step is ignored, the generator moves on."""
         return self.normal(shape)

@@ -208,7 +208,22 @@ class DemonstrationFile:
                 f"which {len(names) - len(training)} are held out for validation",
                 self.path,
             )
-        return self._open(training, self.max_episodes), self._open(held_out, None) if held_out else None
+        if not held_out:
+            return self._open(training, self.max_episodes), None
+        if self.out_of_bounds == "rescale":
+            return self._rescaled(training, held_out)
+        return self._open(training, self.max_episodes), self._open(held_out, None)
+
+    def _rescaled(self, training: list[str], held_out: list[str]) -> tuple[Demonstrations, Demonstrations]:
+        """Both parts with one factor, or their losses would be in different units."""
+        together = self._open([*training, *held_out], None)
+        place = {episode.name: i for i, episode in enumerate(together.episodes)}
+        train, rest = ([place[name] for name in names if name in place] for names in (training, held_out))
+        if not rest or not train or (self.max_episodes is not None and len(train) < self.max_episodes):
+            raise DataError(
+                f"{len(train)} training and {len(rest)} validation episodes can be used, which is too few", self.path
+            )
+        return together.select(train[: self.max_episodes]), together.select(rest)
 
     def _open(self, episodes: list[str], limit: int | None) -> Demonstrations:
         arguments = {name: value for name, value in vars(self).items() if name not in OWN_ARGUMENTS}

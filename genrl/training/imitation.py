@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,6 +73,7 @@ class Imitation(Run):
         self.stride = trainer.log_every
         self.optimization = Optimization(trainer, lambda: policy.state_dict(), lambda s: policy.load_state_dict(s))
         self.best: dict[str, float] = {}  # iteration and score of the best evaluation
+        self.waiting: int | None = None  # iteration whose evaluation has begun and is not written; on every process
 
     # ---------------------------------------------------------------------------------------------- set-up
 
@@ -112,7 +114,9 @@ class Imitation(Run):
         # of gradients after the backward pass says the same.
         self.optimization.optimizer = self.accelerator.prepare(optimizer)
         self._draws = torch.Generator(device=self.device)
-        self.assessor = Assessor(self.run_dir, self.env, self.evaluation, self.trainer.cpu_threads)
+        self.assessor = Assessor(
+            self.run_dir, self.env, self.evaluation, self.trainer.cpu_threads, str(self.device)
+        )
 
     def _take(self, demonstrations: Any) -> None:
         """Build data set, normaliser and networks from the demonstrations."""
@@ -243,8 +247,10 @@ class Imitation(Run):
         with self.optimization.evaluated_weights():
             if self.held_out is not None:
                 values |= self._validation(self.held_out)
-            acts = self.assessor.active and not first and self.accelerator.is_main_process
-            self._saving(lambda: self.assessor.start(self.iteration, self.policy, values, last) if acts else None)
+            if self.assessor.active and not first:
+                self.waiting = self.iteration
+                main = self.accelerator.is_main_process
+                self._saving(lambda: self.assessor.start(self.iteration, self.policy, values, last) if main else None)
         self.evaluated = self.iteration
         if first or not self.assessor.active:
             self._record(Assessment(self.iteration, values))
@@ -258,7 +264,8 @@ class Imitation(Run):
         rows = torch.linspace(0, len(held_out) - 1, min(len(held_out), VALIDATION_ROWS)).long()
         batch = held_out.batch(rows)
         self._draws.manual_seed(derive_seed(self.seed, "validation"))
-        loss, _ = self.policy.loss(batch, self._draws, progress=self.iteration / self.trainer.iterations)
+        # Always as at the end of training: schedules would make the losses of two iterations different quantities.
+        loss, _ = self.policy.loss(batch, self._draws, progress=1.0)
         chunk = self.policy.predict(batch["obs"], self._noise(len(rows)))
         valid = batch["valid"][..., None].float()
         error = ((chunk - batch["actions"]).square() * valid).sum() / (valid.sum() * chunk.shape[-1])
@@ -272,8 +279,9 @@ class Imitation(Run):
 
     def _collect(self) -> None:
         """Take in the evaluation that runs in the background, on every process."""
-        if not self.assessor.active:
+        if self.waiting is None:
             return
+        self.waiting = None
         problem, found = "", None
         if self.accelerator.is_main_process:
             try:
@@ -288,30 +296,44 @@ class Imitation(Run):
 
     def _record(self, found: Assessment) -> None:
         self.writer.write("eval", found.iteration, found.values)
-        score = found.values.get("eval/success", -found.values.get("eval/held_out_loss", float("inf")))
-        if found.iteration and score > self.best.get("score", -float("inf")):
+        score = _score(found.values)
+        if found.iteration and score > self.best.get("score", -math.inf):
             self.best = {"iteration": found.iteration, "score": score}
             if self.accelerator.is_main_process:
                 with self.optimization.evaluated_weights():
                     self.assessor.keep_best(found, self.policy)
+        if self.accelerator.is_main_process:
+            self.assessor.discard(found)
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, name: str | None = None) -> Path:
-        if self.assessor.pending not in (None, self.iteration):
-            self._collect()
-        return super().save(name)
+        problem: RuntimeError | None = None
+        if self.waiting not in (None, self.iteration):
+            try:
+                self._collect()
+            except RuntimeError as error:  # what was trained is saved all the same
+                problem = error
+        path = super().save(name)
+        if problem is not None:
+            raise problem
+        return path
 
     def export(self, folder: Path) -> None:
         self.policy.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
         # An evaluation that is still running is done again from this checkpoint, with the same result.
-        waiting = self.assessor.pending is not None
-        return {"best": self.best} | ({"evaluated": -1} if waiting else {})
+        unfinished = {"evaluated": -1} if self.waiting is not None else {}
+        return {"best": self.best, "iterations": self.trainer.iterations} | unfinished
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.best = state["best"]
+        if state["iterations"] != self.trainer.iterations:
+            self.notes.append(
+                f"trainer.iterations: {state['iterations']} -> {self.trainer.iterations}; the learning rate's cosine "
+                "and every schedule of the policy now end there, so they jump at this point"
+            )
 
     def best_iteration(self) -> int:
         return int(self.best.get("iteration", 0))
@@ -357,3 +379,12 @@ class Imitation(Run):
             **facts["sizes"],
             "epochs": round(self.trainer.iterations * self.trainer.batch_size / len(self.dataset), 1),
         }
+
+
+def _score(values: dict[str, float]) -> float:
+    """What makes one evaluation better than another: success, else return, else the error of held-out actions."""
+    for name, sign in (("eval/success", 1), ("eval/return", 1), ("eval/held_out_action_mse", -1)):
+        value = values.get(name, math.nan)
+        if math.isfinite(value):
+            return sign * value
+    return -math.inf

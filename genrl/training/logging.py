@@ -85,16 +85,24 @@ class RunWriter:
         keep_until: on resume, records of later iterations and a cut last line are removed first; None starts anew.
         tensorboard: also write TensorBoard events.
         enabled: False on all but the main process: nothing is written.
+        evaluate_again: also remove the evaluation of iteration ``keep_until``, which will be done again.
     """
 
-    def __init__(self, run_dir: Path, keep_until: int | None, tensorboard: bool, enabled: bool = True):
+    def __init__(
+        self,
+        run_dir: Path,
+        keep_until: int | None,
+        tensorboard: bool,
+        enabled: bool = True,
+        evaluate_again: bool = False,
+    ):
         self.enabled = enabled
         self._file: TextIO | None = None
         self._board: Any = None
         if not enabled:
             return
         path = run_dir / METRICS
-        kept = [] if keep_until is None else _records_until(path, keep_until)
+        kept = [] if keep_until is None else _records_until(path, keep_until, evaluate_again)
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(kept), encoding="utf-8")
         os.replace(temporary, path)
@@ -127,7 +135,7 @@ class RunWriter:
             self._board.close()
 
 
-def _records_until(path: Path, iteration: int) -> list[str]:
+def _records_until(path: Path, iteration: int, evaluate_again: bool) -> list[str]:
     if not path.is_file():
         return []
     kept = []
@@ -136,7 +144,9 @@ def _records_until(path: Path, iteration: int) -> list[str]:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue  # the line that a kill cut
-        if isinstance(record, dict) and record.get("iteration", 0) <= iteration:
+        if not isinstance(record, dict) or record.get("iteration", 0) > iteration:
+            continue
+        if not (evaluate_again and record["kind"] == "eval" and record["iteration"] == iteration):
             kept.append(line + "\n")
     return kept
 

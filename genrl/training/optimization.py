@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,13 +69,14 @@ class Optimization:
         """
         norm = torch.as_tensor(self.accelerator.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
         # A gradient scaler skips such a step by itself and lowers its scale.
-        if self.accelerator.scaler is None and not bool(torch.isfinite(norm)):
+        size = float(norm)  # the one moment at which the device is waited for
+        if self.accelerator.scaler is None and not math.isfinite(size):
             self.optimizer.zero_grad()
             raise NonFiniteError(
-                f"the gradient norm is {float(norm)} in update {self.updates + 1}; the weights were not changed by it. "
+                f"the gradient norm is {size} in update {self.updates + 1}; the weights were not changed by it. "
                 "Lower trainer.learning_rate, or use mixed_precision no or bf16"
             )
-        if not bool(norm):
+        if size == 0:
             # Nothing was learnt (no reward, or no spread in any group), so neither momentum nor weight decay may move
             # the weights.
             self.optimizer.zero_grad()

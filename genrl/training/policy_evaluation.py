@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from genrl.envs.settings import EnvSettings
 from genrl.training.checkpoint import publish
 from genrl.training.logging import write_json
@@ -38,10 +36,18 @@ class Assessor:
         env: what is evaluated in; None evaluates nothing.
         settings: of the evaluation.
         threads: torch threads of the process that evaluates; the same number gives the same episodes.
+        device: what the policy runs on.
     """
 
-    def __init__(self, run_dir: Path, env: EnvSettings | None, settings: PolicyEvaluationSettings, threads: int | None):
-        self.run_dir, self.env, self.settings, self.threads = run_dir, env, settings, threads
+    def __init__(
+        self,
+        run_dir: Path,
+        env: EnvSettings | None,
+        settings: PolicyEvaluationSettings,
+        threads: int | None = None,
+        device: str = "cpu",
+    ):
+        self.run_dir, self.env, self.settings, self.threads, self.device = run_dir, env, settings, threads, device
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.background = cores > 1 if settings.background is None else settings.background
         self.active = env is not None and settings.episodes > 0
@@ -71,6 +77,7 @@ class Assessor:
             "weights": "ema" if values.get("eval/uses_ema") else "raw",
             "out": str(self._result(iteration)),
             "threads": self.threads,
+            "device": self.device,
         }
         if self.background and not wait:
             path = self._snapshot(iteration).with_name("job.json")
@@ -78,7 +85,10 @@ class Assessor:
             self._log = path.with_name("log.txt")
             command = [sys.executable, "-m", "genrl.training.policy_evaluation", str(path)]
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                # In a session of its own: Ctrl-C is for the run, which waits for this evaluation and then saves.
+                self._process = subprocess.Popen(
+                    command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                )
         else:
             carry_out(job, progress=True)
 
@@ -117,6 +127,11 @@ class Assessor:
         write_json(temporary / "evaluation.json", {"iteration": found.iteration, **found.values})
         publish(temporary, folder / "best")
 
+    def discard(self, found: Assessment) -> None:
+        """Remove the exported copy; what it measured stays."""
+        if found.folder is not None:
+            self._discard(found.folder.parent)
+
     def close(self) -> None:
         """Stop what is still running; its evaluation is done again when the run goes on."""
         if self._process is not None:
@@ -150,10 +165,8 @@ def carry_out(job: dict[str, Any], progress: bool = False) -> None:
     from genrl.envs import evaluate
     from genrl.policies import load_policy
 
-    if job["threads"] is not None:
-        torch.set_num_threads(job["threads"])
     found = evaluate(
-        load_policy(job["policy"]),
+        load_policy(job["policy"], job["device"]),
         EnvSettings.from_dict(job["env"]),
         episodes=job["episodes"],
         seed=job["seed"],
@@ -163,6 +176,7 @@ def carry_out(job: dict[str, Any], progress: bool = False) -> None:
         video_dir=job["video_dir"],
         weights=job["weights"],
         progress=progress,
+        cpu_threads=job["threads"] or 1,
         **({"stac": job["consistency_samples"]} if job["consistency_samples"] else {}),
     )
     found.save(job["out"])

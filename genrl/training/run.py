@@ -70,6 +70,7 @@ class Run:
         self.cost = 0.0  # forward-equivalents so far: a backward counts two
         self.evaluated = -1  # iteration of the last evaluation
         self.last: dict[str, float] = {}  # metrics of the last iteration
+        self.notes: list[str] = []  # what resuming has changed
         self._stop = ""
         self._request = StopRequest()
 
@@ -121,11 +122,14 @@ class Run:
         if main and (goes_on or not found):
             save_config(self.run_dir, self.config)
         keep = self.iteration if found else None
-        self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main)
+        again = self.evaluated != self.iteration  # an evaluation of this iteration was not complete when it was saved
+        self.writer = RunWriter(self.run_dir, keep, self.trainer.tensorboard and main, main, again)
         if main:
             write_json(self.run_dir / "run.json", {**run_facts(self), **self.describe()})
             if changes and goes_on:
                 self._event(f"resumed with changed settings: {'; '.join(changes)}")
+            for note in self.notes if goes_on else []:
+                self._event(note)
             if found:
                 announce_resume(self)
         status = "failed"

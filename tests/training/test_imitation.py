@@ -128,7 +128,7 @@ def test_best_and_last_are_kept_apart(tmp_path, monkeypatch):
     losses = {0: 3.0, 5: 2.0, 10: 1.0, 15: 1.5, 20: 1.2}
     monkeypatch.setattr(
         "genrl.training.imitation.Imitation._validation",
-        lambda self, held_out: {"eval/held_out_loss": losses[self.iteration]},
+        lambda self, held_out: {"eval/held_out_action_mse": losses[self.iteration]},
     )
     made = run(tmp_path, data=toy_demos.ToyDemonstrations(8, 0.25), evaluation={"every": 5})
     assert made.best_iteration() == 10

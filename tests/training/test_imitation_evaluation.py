@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,8 +105,9 @@ def test_the_best_checkpoint_is_the_policy_of_the_best_evaluation(tmp_path):
 def test_an_environment_that_fails_is_named_and_training_is_kept(tmp_path, background):
     env = EnvSettings(toy_env.ID, max_steps=20, kwargs={"fail_at": 3})
     with pytest.raises(Exception, match="the motor is on fire"):
-        make(tmp_path, background, env).run()
-    assert list_checkpoints(tmp_path)
+        make(tmp_path, background, env, trainer={"checkpoint_every": 0}).run()
+    # In the background the fault is seen when the next evaluation is due.
+    assert [i for i, _ in list_checkpoints(tmp_path)] == ([] if background else [10])
 
 
 def test_an_environment_that_does_not_fit_the_demonstrations_is_refused_before_training(tmp_path):
@@ -122,7 +125,48 @@ def test_an_environment_that_does_not_fit_the_demonstrations_is_refused_before_t
         make(tmp_path / "b", env=EnvSettings("nowhere_at_all:Env")).run()
 
 
-def test_a_finished_evaluation_leaves_no_process(tmp_path):
-    made = make(tmp_path, background=True)
+def test_ctrl_c_during_an_evaluation_in_the_background_saves_and_ends_well(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import pathlib, toy_env, toy_demos\n"
+        "from genrl.envs import EnvSettings\n"
+        "env = EnvSettings(toy_env.ID, max_steps=20)\n"
+        "trainer = {'iterations': 100_000, 'checkpoint_every': 50_000}\n"
+        "evaluation = {'every': 10, 'episodes': 4, 'videos': 0, 'background': True}\n"
+        "run = toy_demos.make_imitation(pathlib.Path(sys.argv[1]), env=env, evaluation=evaluation, trainer=trainer)\n"
+        "print(run.run().status)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run"), str(TOY)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    metrics_file = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.time() + 120
+    while not (metrics_file.is_file() and '"iteration": 15' in metrics_file.read_text()) and time.time() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()[-2000:]
+    assert out.decode().strip().endswith("interrupted")
+    ((iteration, _),) = list_checkpoints(tmp_path / "run")
+    assert iteration >= 15
+    assert any("eval/success" in row for row in toy_demos.rows(tmp_path / "run", "eval"))
+
+
+def test_an_evaluation_leaves_its_numbers_and_no_copy_of_the_weights(tmp_path):
+    make(tmp_path, background=True).run()
+    names = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
+    assert [name for name in names if name.startswith(".")] == []
+    assert [name for name in names if name.endswith("0.json")] == ["iteration-000010.json", "iteration-000020.json"]
+
+
+def test_a_new_run_in_the_same_folder_shows_nothing_of_the_old_one(tmp_path):
+    make(tmp_path).run()
+    make(tmp_path, trainer={"iterations": 10}).run(resume="never")
+    assert not (tmp_path / "evaluations" / "iteration-000020.json").exists()
+
+
+def test_a_longer_run_says_that_its_schedules_have_moved(tmp_path, capsys):
+    make(tmp_path).run()
+    made = make(tmp_path, trainer={"iterations": 40})
     made.run()
-    assert made.assessor._process is None and sys.version_info >= (3, 11)
+    assert "every schedule of the policy now end there" in capsys.readouterr().out
+    assert len([row for row in metrics(tmp_path) if row["kind"] == "eval" and row["iteration"] == 20]) == 1

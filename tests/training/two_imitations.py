@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import toy_demos
+import toy_env
 
+from genrl.envs import EnvSettings
 from genrl.networks import MLPBackbone
 from genrl.policies import Chunking, MeanFlowPolicy
 
@@ -14,7 +16,7 @@ CHUNKING = Chunking(horizon=4, n_obs_steps=2, n_action_steps=2)
 POLICIES = {
     "flow": toy_demos.make_policy,
     # Differentiates the network in t, which wrappers of several processes do not support.
-    "mean_flow": lambda: MeanFlowPolicy(network=MLPBackbone(width=16, depth=1), chunking=CHUNKING, dispersive=0.0),
+    "mean_flow": lambda: MeanFlowPolicy(network=MLPBackbone(width=16, depth=1), chunking=CHUNKING),
 }
 
 
@@ -31,6 +33,13 @@ def main(folder: Path, processes: int) -> None:
         again = toy_demos.make_imitation(folder / name, make(), data, trainer=more, evaluation={"every": 5})
         again.run(resume="require")
         found[f"{name} resumed"] = toy_demos.weights(again).tolist()
+    # Evaluations in the background, and checkpoints between them: every process must agree on what is waited for.
+    evaluation = {"every": 10, "episodes": 2, "videos": 0, "background": True}
+    env = EnvSettings(toy_env.ID, max_steps=10)
+    settings = {"iterations": 20, "processes": processes}
+    run = toy_demos.make_imitation(folder / "acting", trainer=settings, evaluation=evaluation, env=env)
+    run.run()
+    found["acting"] = toy_demos.weights(run).tolist()
     (folder / f"result-{rank}.json").write_text(json.dumps(found))
 
 
