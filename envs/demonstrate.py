@@ -87,7 +87,11 @@ def demonstrate(env: Any, acting: Expert, settings: Demonstrating, seed: int) ->
             executed = executed.astype(np.float32)
         seen.append(obs)
         actions.append(clean if settings.noise_label == "clean" else executed)
-        obs, reward, terminated, truncated, info = env.step(executed)
+        try:
+            obs, reward, terminated, truncated, info = env.step(executed)
+        except Exception as error:
+            where = f"{settings.env.id} failed with seed {seed} at step {len(actions) - 1}"
+            raise ExpertError(f"{where} ({type(error).__name__}: {error})") from error
         rewards.append(reward)
         ends.append(bool(terminated))
         tracker.add(bool(info["success"]))

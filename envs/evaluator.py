@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 import genrl
@@ -112,6 +113,7 @@ def evaluate(
             pool = ProcessPool(settings, rows, workers, stop_at_success, acting)
         runner = EpisodeRunner(actor, pool, episodes, seed, probe.action_space.shape, probe.has_success, film)
         facts = _facts(policy, settings, probe, stop_at_success, seed, episodes)
+        facts["warnings"] = (*facts["warnings"], *_ignored_seed(probe, seed))
         facts["policy"] = {"weights": weights or "unnamed"} | ({"checkpoint": checkpoint} if checkpoint else {})
         timing = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -139,6 +141,17 @@ def evaluate(
     if out is not None:
         result.save(out)
     return result
+
+
+def _ignored_seed(env: Any, seed: int) -> tuple[str, ...]:
+    """A warning if resetting twice with one seed gives two start states."""
+    first, second = (env.reset(seed=seed)[0] for _ in range(2))
+    if all(np.array_equal(first[name], second[name]) for name in first):
+        return ()
+    return (
+        f"reset(seed={seed}) of {env.settings.id} gave two different start states: its start states are random, so "
+        "this result cannot be repeated or compared; draw everything in reset from self.np_random",
+    )
 
 
 def _facts(

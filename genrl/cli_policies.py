@@ -26,6 +26,8 @@ def collect(options: Arguments) -> int:
     from genrl.envs import CollectSettings
 
     settings = load_settings(options.config, options.overrides, CollectSettings)
+    if Path(settings.out).exists():
+        raise ValueError(f"{settings.out} exists and is not overwritten; delete it, or set out=ANOTHER")
     path = settings.run(progress=True)
     print(f"demonstrations: {path}")
     return 0
@@ -81,6 +83,12 @@ def is_policy(folder: Path) -> bool:
 
 def evaluate(options: Arguments) -> int:
     """Evaluate a policy in its environment."""
+    others = [f"--{name}" for name in ("samples", "steps") if getattr(options, name) is not None]
+    others += ["--sampler"] if options.sampler != "ode" else []
+    if others:
+        raise ValueError(f"{', '.join(others)} is for generators, and {options.run} is a policy; leave it out")
+    if options.seed is not None and options.seed < 0:
+        raise ValueError(f"--seed {options.seed} must not be negative")
     from genrl.envs import evaluate as run_episodes
 
     folder, seed = Path(options.run), 100_000 if options.seed is None else options.seed

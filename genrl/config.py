@@ -304,7 +304,7 @@ class _Completer:
     def unknown(self, name: str, known: Mapping[str, Parameter], where: str) -> str:
         key = _join(where, name)
         everywhere = [k for k, _, _ in _listing(self.tree, top_level("run", kind_of(self.tree)), "", strict=False)]
-        same = [k for k in everywhere if k.rpartition(".")[2] == name]
+        same = [k for k in everywhere if k.rpartition(".")[2] == name and k != key]
         near = [_join(where, best) for best in difflib.get_close_matches(name, known, 1, 0.6)]
         best = same or near or difflib.get_close_matches(key, everywhere, 1, 0.8)
         hint = f"did you mean {best[0]!r}?" if best else f"allowed here: {', '.join(known) or 'nothing'}"

@@ -157,3 +157,21 @@ def test_collect_writes_demonstrations_of_ones_own_expert(place, capsys, tmp_pat
         assert "episodes" in capsys.readouterr().err
     finally:
         sys.path.remove(str(tmp_path))
+
+
+def test_flags_of_generators_negative_seeds_and_existing_files_are_refused(place, capsys):
+    for extra, message in ((["--samples", "3"], "--samples"), (["--seed", "-5"], "must not be negative")):
+        assert main(["evaluate", str(place / "run"), *extra]) != 0
+        assert message in capsys.readouterr().err
+    (place / "collect.yaml").write_text(yaml.safe_dump({"env": ENV, "out": str(place / "demos.hdf5")}))
+    assert main(["collect", str(place / "collect.yaml")]) != 0
+    assert "is not overwritten" in capsys.readouterr().err
+
+
+def test_an_environment_that_ignores_its_seed_is_named_in_the_evaluation(place):
+    from genrl.envs import evaluate
+
+    still = evaluate(lambda obs: np.zeros((len(obs["state"]), 2)), ENV, episodes=2)
+    deaf = evaluate(lambda obs: np.zeros((len(obs["state"]), 2)), {**ENV, "kwargs": {"deaf": True}}, episodes=2)
+    assert not any("start states are random" in text for text in still.warnings)
+    assert any("start states are random" in text for text in deaf.warnings)

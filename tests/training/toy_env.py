@@ -15,16 +15,17 @@ class PointEnv(gym.Env):
 
     Args:
         fail_at: step at which `step` raises; 0 for never.
+        deaf: ignore the seed of `reset`.
     """
 
     observation_space = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def __init__(self, fail_at: int = 0):
-        self.fail_at = fail_at
+    def __init__(self, fail_at: int = 0, deaf: bool = False):
+        self.fail_at, self.deaf = fail_at, deaf
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        super().reset(seed=seed)
+        super().reset(seed=None if self.deaf else seed)
         self.position, self.steps = self.np_random.uniform(-1, 1, 2), 0
         return self._state(), {}
 

@@ -335,8 +335,7 @@ def _coefficients(
         )
         return torch.cat([plus, -minus], dim=-1)
     a = _softmax(logits, (present > 0).to(logits))
-    if affinity == "both":
-        a = (a * logits.softmax(-2)).clamp(min=floor).sqrt()
+    a = (a * (logits.softmax(-2) if affinity == "both" else a)).clamp(min=floor).sqrt()
     a = a * present
     if not official:
         a = a.masked_fill(absent, 0.0)
