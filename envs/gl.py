@@ -68,7 +68,7 @@ def gl_in_use() -> bool:
     return bool(_open)
 
 
-def _load_compiler_first() -> None:
+def load_compiler_first() -> None:
     """Load Triton, which torch's optimizers import, before Mesa.
 
     Both bring an LLVM of their own, and the process crashes when Triton's comes second.
@@ -92,7 +92,7 @@ class GLContext:
         self.process = os.getpid()
         self._context: Any = None
         first = not _open
-        _load_compiler_first()
+        load_compiler_first()
         try:
             kind = importlib.import_module(f"mujoco.{backend}").GLContext
             self._context = kind.__new__(kind)

@@ -21,10 +21,13 @@ import ogbench  # noqa: F401  (registers the environments)
 from gymnasium.spaces import Box
 
 from genrl.envs.base import UNSPECIFIED, Observation, SimStep
+from genrl.envs.gl import load_compiler_first
 from genrl.envs.global_draws import GlobalDraws
 from genrl.envs.gym_scene import GymScene
 from genrl.envs.gym_simulator import make_bare
 from genrl.envs.settings import EnvError, EnvSettings
+
+load_compiler_first()  # dm_control, which comes with an environment, opens a display when it is imported
 
 FOLDERS = ("ogbench.locomaze", "ogbench.manipspace")
 
