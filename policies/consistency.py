@@ -142,14 +142,13 @@ class ConsistencyPolicy(ChunkPolicy):
         rules = self.rules
         z = draw.normal(tuple(x0.shape))
         if rules.coupling is not None:
-            z = z[optimal_coupling(z, x0, cond, rules.coupling)]
+            counted = x0 if weight is None else x0 * weight[:, :, None]  # zeros cost the same with any noise
+            z = z[optimal_coupling(z, counted, cond, rules.coupling)]
         pairs = rules.pairs(draw.uniform((len(x0),)), progress, self.levels)
         y = x0 + expand(pairs.sigma, x0) * z
         image = self._map(self.velocity, y, pairs.sigma, cond)
         with torch.no_grad():
-            x0_hat = x0
-            if rules.references is not None:
-                x0_hat = posterior_mean(y, pairs.sigma, x0, nearness(cond, rules.references).to(x0).log())
+            x0_hat = x0 if rules.references is None else self._denoised(y, pairs.sigma, x0, cond, weight)
             lower = successor(y, pairs.sigma, pairs.r, x0_hat)
             target = self._map(self._target_network(), lower, pairs.r.clamp(min=self.levels.sigma_min), cond)
         distance = self._distance(image, target, weight, pairs.n)
@@ -159,6 +158,16 @@ class ConsistencyPolicy(ChunkPolicy):
             denoising = self.chunk_mean((image - x0).square(), weight) * pairs.early
             loss, metrics["denoising_loss"] = loss + denoising, denoising.mean()
         return loss, metrics
+
+    def _denoised(self, y: Tensor, sigma: Tensor, x0: Tensor, cond: Tensor, weight: Tensor | None) -> Tensor:
+        """E[x0 | y, s], the chunks of near states being the samples."""
+        assert self.rules.references is not None
+        log_near = nearness(cond, self.rules.references).to(x0).log()  # [B, B]
+        mask = None
+        if weight is not None:  # a reference has to have actions wherever the row has
+            mask = weight[:, :, None].expand_as(x0)
+            log_near = log_near.masked_fill(weight @ (1 - weight).T > 0, -torch.inf)
+        return posterior_mean(y, sigma, x0, log_near, mask)
 
     def _map(self, network: Network, y: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
         """f(y, sigma | s); sigma [B]."""

@@ -20,6 +20,9 @@ Source = Literal["data", "network"]
 class DriftGuidance:
     """Classifier-free guidance of a drifting policy: particles are also repelled from actions of any state.
 
+    It compares how dense actions are in a state and in general, and so needs several positives per state
+    (`DriftingPolicy.neighbours`): with one it hardly has an effect.
+
     Args:
         strength: alpha, see `genrl.objectives.guidance_weight`; 1 is none. Strong guidance costs modes.
         negatives: unconditional actions that each particle sees.
@@ -110,6 +113,11 @@ class DriftingPolicy(ChunkPolicy):
             raise ValueError(f"particles = {particles}; a particle needs another one to be repelled by: 8 is usual")
         if neighbours < 0:
             raise ValueError(f"neighbours = {neighbours} must not be negative; 0 uses the state's own action alone")
+        if guidance.active and not neighbours:
+            raise ValueError(
+                f"guidance.strength = {guidance.strength} has no effect with a single positive per state; set "
+                "neighbours (to 8, say), or guidance.strength: 1"
+            )
         self.particles, self.temperatures = particles, tuple(temperatures)
         self.affinity, self.kernel, self.shared, self.min_scale = affinity, kernel, shared, min_scale
         self.neighbours, self.bandwidth, self.guidance = neighbours, bandwidth, guidance

@@ -324,13 +324,13 @@ def test_one_particle_alone_is_an_error_but_attracted_in_the_official_variant():
     torch.testing.assert_close(-grad / grad.norm(), torch.tensor([[[0.6, 0.8]]]))
 
 
-def test_far_particles_move_thanks_to_the_floor():
-    x = torch.zeros(1, 8, 2)
-    x[0, :, 0] = torch.linspace(0, 0.07, 8)
-    x[0, 7] = 40.0
+@pytest.mark.parametrize("affinity", ["both", "targets"])
+def test_particles_that_crowd_far_from_the_data_move_thanks_to_the_floor(affinity):
+    x = 40 + 0.1 * torch.randn(1, 8, 2, generator=generator())
     y = torch.zeros(1, 1, 2)
-    pulls = [float(gradient(x, y, floor=floor)[0, 7].norm()) for floor in (0.0, 1e-6)]
-    assert pulls[1] > 2 * pulls[0]
+    pulls = {floor: -gradient(x, y, floor=floor, affinity=affinity).mean((0, 1)) for floor in (0.0, 1e-6)}
+    assert (pulls[1e-6] < -1e-3).all()
+    assert pulls[0.0].norm() < 0.1 * pulls[1e-6].norm()
 
 
 @pytest.mark.parametrize(

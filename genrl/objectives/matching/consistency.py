@@ -97,7 +97,13 @@ def cauchy_scale(n: int, dim: int | None = None) -> float:
 # ---- the lower point --------------------------------------------------------------------------------------
 
 
-def posterior_mean(y: Tensor, sigma: Tensor, references: Tensor, log_weights: Tensor | None = None) -> Tensor:
+def posterior_mean(
+    y: Tensor,
+    sigma: Tensor,
+    references: Tensor,
+    log_weights: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """E[x0 | y] over a set of references, [B, ...]: the score identity of stable consistency tuning (2410.18958).
 
         sum_j w_ij x_j ,   w_i = softmax_j( -|y_i - x_j|^2 / (2 sigma_i^2) + log_weights_ij )
@@ -109,12 +115,17 @@ def posterior_mean(y: Tensor, sigma: Tensor, references: Tensor, log_weights: Te
     Args:
         y: [B, ...]. sigma: [B]. references: [R, ...].
         log_weights: [B, R].
+        mask: [B, ...] in {0, 1}: elements of y that the distance counts.
     """
-    square = torch.cdist(y.flatten(1), references.flatten(1)).square()  # [B, R]
+    flat, others = y.flatten(1), references.flatten(1)
+    if mask is None:  # not by matrix products, whose rounding is large next to small sigma^2
+        square = torch.cdist(flat, others, compute_mode="donot_use_mm_for_euclid_dist").square()  # [B, R]
+    else:
+        square = ((flat[:, None] - others) * mask.flatten(1)[:, None]).square().sum(2)
     logits = -square / (2 * sigma[:, None].square())
     if log_weights is not None:
         logits = logits + log_weights
-    return (logits.softmax(1) @ references.flatten(1)).reshape(y.shape)
+    return (logits.softmax(1) @ others).reshape(y.shape)
 
 
 def successor(y: Tensor, sigma: Tensor, r: Tensor, x0_hat: Tensor) -> Tensor:

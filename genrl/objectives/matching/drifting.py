@@ -97,9 +97,8 @@ def drifting_field(
             particles' own weight is 1.
         kernel: see :func:`mean_shift`.
         affinity: see above.
-        floor: least value of softmax_y * softmax_x before the root (``"both"`` only), so that a particle far from every
-            target still moves. The published code uses 1e-6, as :func:`drifting_loss` does by default. A particle's own
-            entry stays 0 all the same.
+        floor: least value of A^2 (not with ``"separate"``), so that a particle far from every target still moves. The
+            published code uses 1e-6, as :func:`drifting_loss` does by default. A particle's own entry stays 0.
 
     Raises:
         ValueError: for shapes that do not fit, unknown names, a temperature that is not positive, or particles that
