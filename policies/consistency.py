@@ -53,6 +53,9 @@ class ConsistencyPolicy(ChunkPolicy):
         variant: ``"ct"``, ``"ict"``, ``"slct"``, ``"ect"``, ``"sct"`` or ``"flow_map"``.
         recipe: replaces the variant's; not with ``"flow_map"``.
         levels: noise levels; not used by ``"flow_map"``.
+        pairs: of noise levels that each chunk of a batch is trained at in an update, with noises of their own; the cost
+            of the network, not of the encoder, grows in proportion. One pair learns half as fast as a flow does.
+            Not used by ``"flow_map"``.
         steps: network calls per chunk. From the second on, the sample is noised again to a lower level and mapped anew
             (``"flow_map"``: the interval is divided, without new noise).
         last_level: level of the last of several steps.
@@ -78,6 +81,7 @@ class ConsistencyPolicy(ChunkPolicy):
         variant: Variant = "ict",
         recipe: ConsistencyRecipe | None = None,
         levels: NoiseLevels = NoiseLevels(),
+        pairs: int = 4,
         steps: int = 1,
         last_level: float = 1.0,
         guidance: float = 1.0,
@@ -88,7 +92,8 @@ class ConsistencyPolicy(ChunkPolicy):
         super().__init__(network, encoder, chunking, normalization, mask_padding)
         if variant not in get_args(Variant):
             raise ValueError(f"variant = {variant!r}; allowed are {list(get_args(Variant))}")
-        self.variant, self.recipe, self.levels, self.steps, self.last_level = variant, recipe, levels, steps, last_level
+        self.variant, self.recipe, self.levels, self.pairs = variant, recipe, levels, pairs
+        self.steps, self.last_level = steps, last_level
         self.guidance, self.dropout, self.times, self.derivative = guidance, dropout, times, derivative
         is_flow = variant == FLOW_MAP
         self.interval = is_flow  # type: ignore[misc]  # depends on the variant
@@ -101,6 +106,8 @@ class ConsistencyPolicy(ChunkPolicy):
         self._numbers = {level: _numbers(level, levels) for level in self._sampling}
 
     def _check(self, is_flow: bool) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"pairs = {self.pairs}; a chunk needs at least 1 pair of levels, 4 is the default")
         if is_flow and self.recipe is not None:
             raise ValueError("variant 'flow_map' has no recipe; set recipe: null, or another variant")
         if not is_flow and self.guidance != 1:
@@ -139,35 +146,46 @@ class ConsistencyPolicy(ChunkPolicy):
     ) -> tuple[Tensor, Metrics]:
         if self.variant == FLOW_MAP:
             return self._flow_map_loss(x0, cond, weight, draw)
-        rules = self.rules
-        z = draw.normal(tuple(x0.shape))
-        if rules.coupling is not None:
-            counted = x0 if weight is None else x0 * weight[:, :, None]  # zeros cost the same with any noise
-            z = z[optimal_coupling(z, counted, cond, rules.coupling)]
-        pairs = rules.pairs(draw.uniform((len(x0),)), progress, self.levels)
-        y = x0 + expand(pairs.sigma, x0) * z
-        image = self._map(self.velocity, y, pairs.sigma, cond)
+        rules, k = self.rules, self.pairs
+        z = self._noises(x0, cond, weight, draw).flatten(0, 1)  # [B k, H, A], the k of a chunk are neighbours
+        levels = rules.pairs(draw.uniform((len(x0), k)).flatten(), progress, self.levels)
+        near = None if rules.references is None else self._near(cond, weight)
+        references, mask = x0, None if weight is None else weight[:, :, None].expand_as(x0)
+        if k > 1:
+            x0, cond = x0.repeat_interleave(k, 0), cond.repeat_interleave(k, 0)
+            weight = None if weight is None else weight.repeat_interleave(k, 0)
+            near = None if near is None else near.repeat_interleave(k, 0)
+            mask = None if mask is None else mask.repeat_interleave(k, 0)
+        y = x0 + expand(levels.sigma, x0) * z
+        image = self._map(self.velocity, y, levels.sigma, cond)
         with torch.no_grad():
-            x0_hat = x0 if rules.references is None else self._denoised(y, pairs.sigma, x0, cond, weight)
-            lower = successor(y, pairs.sigma, pairs.r, x0_hat)
-            target = self._map(self._target_network(), lower, pairs.r.clamp(min=self.levels.sigma_min), cond)
-        distance = self._distance(image, target, weight, pairs.n)
+            x0_hat = x0 if near is None else posterior_mean(y, levels.sigma, references, near.log(), mask)
+            lower = successor(y, levels.sigma, levels.r, x0_hat)
+            target = self._map(self._target_network(), lower, levels.r.clamp(min=self.levels.sigma_min), cond)
+        distance = self._distance(image, target, weight, levels.n)
         metrics = {"distance": distance.mean(), "rms": self.chunk_mean((image - target).square(), weight).mean().sqrt()}
-        loss = distance / (pairs.sigma - pairs.r) if rules.weighted else distance
+        loss = distance / (levels.sigma - levels.r) if rules.weighted else distance
         if rules.denoising:
-            denoising = self.chunk_mean((image - x0).square(), weight) * pairs.early
+            denoising = self.chunk_mean((image - x0).square(), weight) * levels.early
             loss, metrics["denoising_loss"] = loss + denoising, denoising.mean()
         return loss, metrics
 
-    def _denoised(self, y: Tensor, sigma: Tensor, x0: Tensor, cond: Tensor, weight: Tensor | None) -> Tensor:
-        """E[x0 | y, s], the chunks of near states being the samples."""
+    def _noises(self, x0: Tensor, cond: Tensor, weight: Tensor | None, draw: Draw) -> Tensor:
+        """Standard noise [B, pairs, H, A], exchanged between rows where the recipe says so."""
+        z = draw.normal((len(x0), self.pairs, *x0.shape[1:]))
+        radius = self.rules.coupling
+        if radius is None:
+            return z
+        counted = x0 if weight is None else x0 * weight[:, :, None]  # zeros cost the same with any noise
+        orders = [optimal_coupling(z[:, k], counted, cond, radius) for k in range(self.pairs)]
+        return torch.stack([z[order, k] for k, order in enumerate(orders)], dim=1)
+
+    def _near(self, cond: Tensor, weight: Tensor | None) -> Tensor:
+        """How much each chunk of the batch counts as a reference for each row, [B, B]."""
         assert self.rules.references is not None
-        log_near = nearness(cond, self.rules.references).to(x0).log()  # [B, B]
-        mask = None
-        if weight is not None:  # a reference has to have actions wherever the row has
-            mask = weight[:, :, None].expand_as(x0)
-            log_near = log_near.masked_fill(weight @ (1 - weight).T > 0, -torch.inf)
-        return posterior_mean(y, sigma, x0, log_near, mask)
+        near = nearness(cond, self.rules.references)
+        # A reference has to have actions wherever the row has.
+        return near if weight is None else near.masked_fill(weight @ (1 - weight).T > 0, 0.0)
 
     def _map(self, network: Network, y: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
         """f(y, sigma | s); sigma [B]."""

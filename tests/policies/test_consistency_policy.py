@@ -169,8 +169,24 @@ class Blind(nn.Module):
         self.inner, self.valid = inner, valid
 
     def forward(self, x, *rest):
-        valid = self.valid.repeat(len(x) // len(self.valid), 1)
+        valid = self.valid.repeat_interleave(len(x) // len(self.valid), 0)
         return self.inner(x * valid[..., None], *rest)
+
+
+@pytest.mark.parametrize("variant", ["ict", "ect", "sct"])
+def test_several_pairs_of_levels_are_several_copies_of_a_chunk(variant):
+    """The references of `sct` are copied as well, which weighs them equally."""
+    policy = build(variant, pairs=3)
+    batch = make_batch(policy)
+    loss, metrics = policy.loss(batch, generator(6), 0.5)
+    policy.pairs = 1
+    copies = {name: value.repeat_interleave(3, 0) for name, value in batch.items() if name != "obs"}
+    copies["obs"] = {name: value.repeat_interleave(3, 0) for name, value in batch["obs"].items()}
+    expected, numbers = policy.loss(copies, generator(6), 0.5)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(metrics["rms"], numbers["rms"])
+    with pytest.raises(ValueError, match="pairs = 0"):
+        build(pairs=0)
 
 
 # ---- parts of the variants --------------------------------------------------------------------------------
@@ -202,8 +218,9 @@ def test_latent_consistency_training_has_no_gains_and_couples_noise_within_equal
         "genrl.policies.consistency.optimal_coupling", lambda *arguments: seen.append(arguments) or torch.arange(5)
     )
     policy.loss(make_batch(policy), generator())
-    ((noise, data, states, radius),) = seen
-    assert noise.shape == data.shape == (5, 8, 3) and len(states) == 5 and radius == 0.0
+    assert len(seen) == policy.pairs
+    for noise, data, states, radius in seen:
+        assert noise.shape == data.shape == (5, 8, 3) and len(states) == 5 and radius == 0.0
 
 
 def test_coupling_leaves_rows_of_different_states_alone():

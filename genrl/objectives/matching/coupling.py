@@ -61,6 +61,9 @@ def optimal_coupling(noise: Tensor, data: Tensor, states: Tensor | None = None, 
     # |x|^2 and |z|^2 sum to the same in every matching.
     cost = -(data.detach().flatten(1).double() @ noise.detach().flatten(1).double().T)  # [B, B]
     if states is not None:
-        cost = cost.masked_fill(relative_distances(states) > radius, torch.inf)
+        apart = relative_distances(states) > radius
+        if int((~apart).sum()) == len(data):  # every row is alone
+            return torch.arange(len(data), device=noise.device)
+        cost = cost.masked_fill(apart, torch.inf)
     _, columns = linear_sum_assignment(np.asarray(cost.cpu()))
     return torch.as_tensor(columns, device=noise.device)
