@@ -1,0 +1,83 @@
+"""Tiny random twins of published pipelines and reward models, made offline in well under a second each.
+
+A twin has the classes, the call and the scheduler of its family, so that code that works for it works for the
+checkpoint; its weights are random and its pictures are noise.
+
+    pipeline = genrl.tiny.pipeline("sd3")
+    image = pipeline("a red cat", **genrl.tiny.call_arguments("sd3"), num_inference_steps=2).images[0]
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+from genrl.tiny import images  # noqa: F401 - fills the table
+from genrl.tiny.families import REGISTRY, Family, build
+
+__all__ = ["FAMILIES", "call_arguments", "family_of", "pipeline", "saved_pipeline"]
+
+FAMILIES: tuple[str, ...] = tuple(REGISTRY)
+VERSION = 1  # of everything built here; a new one makes saved twins be built again
+
+
+def find(name: str) -> Family:
+    """The family of this name; ValueError lists the names."""
+    if name not in REGISTRY:
+        raise ValueError(f"unknown family {name!r}; tiny twins exist of {', '.join(FAMILIES)}")
+    return REGISTRY[name]
+
+
+def pipeline(family: str, seed: int = 0) -> Any:
+    """A diffusers pipeline of the family: float32 on the CPU, every network in eval mode.
+
+    The weights depend on `seed` alone. Global random states stay as they were.
+    """
+    find(family)
+    return build(family, seed)
+
+
+def call_arguments(family: str) -> dict[str, Any]:
+    """Arguments of the pipeline's call that make it small (height, width, number of frames...), without a prompt."""
+    return copy.deepcopy(find(family).arguments)
+
+
+def family_of(model_id: str) -> str:
+    """The family of a published checkpoint, by its hub id ("stabilityai/stable-diffusion-3.5-medium" is "sd3").
+
+    The longest known beginning decides. ValueError lists the beginnings.
+    """
+    beginnings = {start.lower(): entry.name for entry in REGISTRY.values() for start in entry.models}
+    fitting = [start for start in beginnings if model_id.lower().startswith(start)]
+    if not fitting:
+        known = ", ".join(f"{start}* ({name})" for start, name in sorted(beginnings.items()))
+        raise ValueError(f"no tiny twin is known for the model {model_id!r}; known are {known}")
+    return beginnings[max(fitting, key=len)]
+
+
+def saved_pipeline(family: str, folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder with the twin of seed 0, as `save_pretrained` writes it; made once.
+
+    Args:
+        family: one of `FAMILIES`.
+        folder: where it lies; default: a folder in genrl's cache.
+    """
+    find(family)
+    return saved(family, lambda path: pipeline(family).save_pretrained(path), folder)
+
+
+def saved(name: str, make: Any, folder: str | os.PathLike[str] | None) -> Path:
+    """`folder`, or one of the cache, filled by `make` unless that has been done."""
+    from genrl.generators.cache import cached_folder
+
+    if folder is None:
+        return cached_folder(f"tiny-{name}", {"name": name, "version": VERSION}, make)
+    path = Path(folder)
+    mark = path / ".complete"
+    if not mark.exists():
+        path.mkdir(parents=True, exist_ok=True)
+        make(path)
+        mark.touch()
+    return path
