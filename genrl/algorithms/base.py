@@ -121,14 +121,14 @@ class Algorithm(Protocol):
         minibatches: optimizer updates in a pass.
         micro_batch: samples per forward and backward, or None for a whole minibatch.
         steps: sampling steps, hence network evaluations a sample costs at least.
-        shift: of the sampling grid; evaluation uses the same.
+        shift: of the sampling grid, None for the generator's own; evaluation uses the same.
     """
 
     inner_epochs: int
     minibatches: int
     micro_batch: int | None
     steps: int
-    shift: float
+    shift: float | None
 
     def configure(self, generator: Generator) -> None:
         """Learn the generator's path; called once before anything else."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from genrl.algorithms.base import Batch, Metrics, Rollout, Unit, chunked, initial_noise
-from genrl.diffusion import Euler, Kernel, Path, Sampler, Schedule, VelocityFn
-from genrl.generators.base import Generator
+from genrl.diffusion import Euler, Kernel, Path, Sampler, VelocityFn
+from genrl.generators.base import Generator, schedule_for
 from genrl.networks.weights import WeightSet
 from genrl.objectives import GRPO, AdvantageEstimator, Advantages, nft_loss, optimality
 
@@ -31,7 +31,7 @@ class ForwardProcess:
 
     Args:
         steps: sampling steps T.
-        shift: shift of the sampling grid toward noise; 1 is uniform.
+        shift: shift of the sampling grid toward noise; 1 is uniform. None takes the generator's own grid.
         kernel: kernel of the sampler; the default is the ODE.
         advantage: from rewards to advantages.
         draws: times and noises per sample and iteration, each one forward and backward.
@@ -51,7 +51,7 @@ class ForwardProcess:
     def __init__(
         self,
         steps: int = 10,
-        shift: float = 1.0,
+        shift: float | None = None,
         kernel: Kernel = Euler(),
         advantage: AdvantageEstimator | None = None,
         draws: int = 2,
@@ -92,7 +92,7 @@ class ForwardProcess:
 
     def configure(self, generator: Generator) -> None:
         self.path: Path = generator.path
-        self.sampler = Sampler(self.kernel, Schedule.uniform(self.steps, self.shift), path=generator.path)
+        self.sampler = Sampler(self.kernel, schedule_for(generator, self.steps, self.shift), path=generator.path)
         self._old: Any = None
         if self.old_decay > 0:
             self._old = WeightSet(generator.trainable())

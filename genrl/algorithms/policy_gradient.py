@@ -25,12 +25,11 @@ from genrl.diffusion import (
     Kernel,
     Reduction,
     Sampler,
-    Schedule,
     VelocityFn,
     Window,
     index_batch,
 )
-from genrl.generators.base import Generator
+from genrl.generators.base import Generator, schedule_for
 from genrl.objectives import (
     GRPO,
     AdvantageEstimator,
@@ -49,7 +48,7 @@ class PolicyGradient:
     Args:
         kernel: transition kernel of the trained steps.
         steps: sampling steps T.
-        shift: shift of the time grid toward noise; 1 is uniform.
+        shift: shift of the time grid toward noise; 1 is uniform. None takes the generator's own grid.
         window: which steps are stochastic and trained (default all but the last, which has no density).
         step_fraction: share of the window's steps that is trained, drawn anew each iteration (DanceGRPO: 0.6).
         surrogate: the policy loss of one step.
@@ -73,7 +72,7 @@ class PolicyGradient:
         self,
         kernel: Kernel = FlowSDE(),
         steps: int = 10,
-        shift: float = 1.0,
+        shift: float | None = None,
         window: Window = AllSteps(),
         step_fraction: float = 1.0,
         surrogate: Surrogate = PPOClip(),
@@ -122,7 +121,7 @@ class PolicyGradient:
         self.sampler: Sampler | None = None
 
     def configure(self, generator: Generator) -> None:
-        schedule = Schedule.uniform(self.steps, self.shift)
+        schedule = schedule_for(generator, self.steps, self.shift)
         self.sampler = Sampler(self.kernel, schedule, self.window, generator.path)
         if not self.sampler.eligible:
             raise ValueError(

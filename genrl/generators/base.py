@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from genrl.diffusion.paths import Path
+from genrl.diffusion.schedule import Schedule
 from genrl.networks.weights import WeightSet
+from genrl.prompts import Prompt
 
 Cond = Any
 Noise = torch.Generator | Callable[[tuple[int, ...]], Tensor] | None
@@ -28,6 +30,9 @@ class Generator(Protocol):
         latent_shape: shape of one latent, e.g. (1, 8, 8).
 
     All modules are in eval mode at all times and nothing drops out, so that a replay equals the rollout.
+
+    A method `schedule(steps) -> Schedule` is optional: the time grid that the generator's users sample with, which is
+    then the grid of training and evaluation unless a shift is asked for.
     """
 
     path: Path
@@ -39,7 +44,11 @@ class Generator(Protocol):
         ...
 
     def encode(self, prompts: Sequence[str]) -> Cond:
-        """Condition of the prompts: a nest of tensors with the batch first; ValueError names an unreadable prompt."""
+        """Condition of the prompts: a nest of tensors with the batch first; ValueError names an unreadable prompt.
+
+        A generator with the attribute `reads_metadata = True` also gets `metadata`, one dict a prompt, in which image
+        conditions are.
+        """
         ...
 
     def initial_latents(self, cond: Cond, noise: Noise) -> Tensor:
@@ -70,6 +79,22 @@ class Generator(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+def encode_prompts(generator: Generator, prompts: Sequence[Prompt]) -> Cond:
+    """The generator's condition of some prompts, with their metadata where the generator reads it."""
+    texts = [prompt.text for prompt in prompts]
+    if getattr(generator, "reads_metadata", False):
+        return generator.encode(texts, [dict(prompt.metadata) for prompt in prompts])  # type: ignore[call-arg]
+    return generator.encode(texts)
+
+
+def schedule_for(generator: Generator, steps: int, shift: float | None = None) -> Schedule:
+    """The time grid of `steps` steps: uniform with `shift`, or the generator's own grid where no shift is given."""
+    own = getattr(generator, "schedule", None)
+    if shift is None and own is not None:
+        return own(steps)
+    return Schedule.uniform(steps, 1.0 if shift is None else shift)
 
 
 def draw_noise(noise: Noise, shape: tuple[int, ...], device: torch.device | str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from genrl.algorithms.base import Algorithm, Batch, Rollout, chunked
 from genrl.diffusion import RowNoise, index_batch
-from genrl.generators.base import Generator
+from genrl.generators.base import Generator, encode_prompts
 from genrl.prompts import Prompt, PromptSource
 from genrl.rewards import Compose, image_statistics
 from genrl.training.scoring import RewardWorker
@@ -77,9 +77,9 @@ class Collector:
         device = self.accelerator.device
         # Every prompt is encoded once, however many samples it has.
         places, own = groups.unique(return_inverse=True)
-        texts = [self.prompts.train[chosen[p]].text for p in places.tolist()]
+        different = [self.prompts.train[chosen[p]] for p in places.tolist()]
         batch = Batch(
-            cond=index_batch(self.generator.encode(texts), own) if encode else None,
+            cond=index_batch(encode_prompts(self.generator, different), own) if encode else None,
             rows=rows,
             groups=groups,
             noise=RowNoise.of(key, rows, device),

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from genrl.algorithms.base import chunked
-from genrl.diffusion import Euler, RowNoise, Sampler, Schedule
-from genrl.generators.base import Generator
+from genrl.diffusion import Euler, RowNoise, Sampler
+from genrl.generators.base import Generator, encode_prompts, schedule_for
 from genrl.prompts import Prompt
 from genrl.rewards import as_compose, image_statistics, score
 from genrl.statistics import interval
@@ -49,9 +49,9 @@ class SampleSet:
         return image_grid(shown)
 
 
-def deterministic_sampler(generator: Generator, steps: int, shift: float = 1.0) -> Sampler:
+def deterministic_sampler(generator: Generator, steps: int, shift: float | None = None) -> Sampler:
     """The Euler sampler that evaluation and export use; ``shift`` is that of the grid that was trained on."""
-    return Sampler(Euler(), Schedule.uniform(steps, shift), path=generator.path)
+    return Sampler(Euler(), schedule_for(generator, steps, shift), path=generator.path)
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def sample_set(
     steps = sampler.steps(0, seed)
     for part in chunked(len(mine), batch):
         chosen = mine[part]
-        cond = generator.encode([prompts[owners[i]].text for i in chosen])
+        cond = encode_prompts(generator, [prompts[owners[i]] for i in chosen])
         noise = RowNoise.of((seed, "evaluation"), [rows[i] for i in chosen], device)
         x1 = generator.initial_latents(cond, noise.initial)
         x0 = sampler.rollout(generator.velocity, x1, cond, noise, steps).x0

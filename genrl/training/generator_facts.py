@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from genrl.diffusion import RowNoise
+from genrl.generators.base import encode_prompts
 
 if TYPE_CHECKING:
     from genrl.training.loop import Loop
@@ -104,7 +105,7 @@ def saved_for_backward(loop: Loop, samples: int) -> int:
         return tensor
 
     prompts = [loop.prompts.train[i % len(loop.prompts.train)] for i in range(samples)]
-    cond = loop.generator.encode([p.text for p in prompts])
+    cond = encode_prompts(loop.generator, prompts)
     x = loop.generator.initial_latents(cond, RowNoise.of(("dry run",), range(samples), loop.device).initial)
     own = {p.untyped_storage().data_ptr() for p in loop.generator.module.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):

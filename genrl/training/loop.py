@@ -12,7 +12,7 @@ from typing import Any
 
 from genrl.algorithms.base import Algorithm
 from genrl.diffusion import NonFiniteError
-from genrl.generators.base import Generator
+from genrl.generators.base import Generator, encode_prompts
 from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
 from genrl.training.checkpoint import broadcast
@@ -99,7 +99,7 @@ class Loop(Run):
                     part.prepare(self.device, progress=main)
         try:
             self.algorithm.configure(self.generator)
-            self.generator.encode([p.text for p in (*self.prompts.train, *self.prompts.held_out)])  # all can be read
+            encode_prompts(self.generator, (*self.prompts.train, *self.prompts.held_out))  # all can be read
         except ValueError as error:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
