@@ -119,7 +119,7 @@ def _quieten_dependencies() -> None:
 
 
 def _configure_train(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "genrl train CONFIG [key=value ...] [--dry-run] [--resume auto|never|require]"
+    parser.usage = "genrl train CONFIG [key=value ...] [--dry-run] [--tiny] [--resume auto|never|require]"
     parser.epilog = "'genrl train CONFIG --help' lists every key that can be set."
     parser.add_argument("config", nargs="?", help="YAML file, see configs/")
     parser.add_argument(
@@ -129,6 +129,11 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
         help="changes, e.g. trainer.iterations=10 algorithm.kernel.noise_level=0.5",
     )
     parser.add_argument("--dry-run", action="store_true", help="build everything, print sizes and costs, train nothing")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="one iteration on random models of the same families, made here: shows that a recipe runs (RUN-tiny)",
+    )
     parser.add_argument(
         "--resume",
         choices=("auto", "never", "require"),
@@ -145,6 +150,10 @@ def _train(options: Arguments) -> int:
     from genrl.config import build, load_config, run_class
 
     config = load_config(options.config, options.overrides)
+    if options.tiny:
+        from genrl.tiny_twin import tiny_twin
+
+        config = tiny_twin(config, [text.partition("=")[0].replace(".init_args", "") for text in options.overrides])
     if options.help:
         options.parser.print_usage()
         _print_keys(config)
