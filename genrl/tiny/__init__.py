@@ -14,10 +14,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from genrl.tiny import images  # noqa: F401 - fills the table
+import torch
+
+from genrl.tiny import images, videos  # noqa: F401 - they fill the table
 from genrl.tiny.families import REGISTRY, Family, build
 
-__all__ = ["FAMILIES", "call_arguments", "family_of", "pipeline", "saved_pipeline"]
+__all__ = ["FAMILIES", "call_arguments", "condition_image", "family_of", "pipeline", "saved_pipeline"]
 
 FAMILIES: tuple[str, ...] = tuple(REGISTRY)
 VERSION = 1  # of everything built here; a new one makes saved twins be built again
@@ -42,6 +44,17 @@ def pipeline(family: str, seed: int = 0) -> Any:
 def call_arguments(family: str) -> dict[str, Any]:
     """Arguments of the pipeline's call that make it small (height, width, number of frames...), without a prompt."""
     return copy.deepcopy(find(family).arguments)
+
+
+def condition_image(family: str) -> Any:
+    """The PIL image (RGB, 32 x 32) that the call of a family with an image condition can take, else None."""
+    from PIL import Image
+
+    if not find(family).takes_image:
+        return None
+    rows, columns = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
+    pixels = torch.stack([8 * rows, 8 * columns, 128 + 0 * rows], -1)  # [H, W, 3]
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
 
 
 def family_of(model_id: str) -> str:
