@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean 'genrl {best[0]}'?" if best else f"commands: {', '.join(COMMANDS)}"
         return _fail(f"unknown command {name!r}; {hint}", 2)
     command = COMMANDS[name]
-    sub = argparse.ArgumentParser(prog=f"genrl {name}", description=command.help, add_help=name != "train")
+    own_help = name in ("train", "collect")  # they list the keys of a configuration
+    sub = argparse.ArgumentParser(prog=f"genrl {name}", description=command.help, add_help=not own_help)
     command.configure(sub)
     sub.add_argument("--traceback", action="store_true", help="on an error, show where it was raised")
     try:
@@ -87,7 +88,8 @@ def _guarded(command: Command, options: Arguments, parser: argparse.ArgumentPars
     except (ValueError, OSError, RuntimeError, ImportError, FloatingPointError) as error:
         if debug:
             raise
-        usage = type(error).__name__ in ("ConfigError", "UsageError", "SetupError")  # by name: not all are loaded
+        # By name, because not all of them are loaded.
+        usage = type(error).__name__ in ("ConfigError", "UsageError", "SetupError", "EnvError")
         return _fail(str(error) or type(error).__name__, 2 if usage else 1)
 
 
@@ -147,7 +149,7 @@ def _train(options: Arguments) -> int:
     if options.config is None:
         options.parser.print_help()
         return 0 if options.help else 2
-    from genrl.config import build, load_config, run_class
+    from genrl.config import build, listing, load_config, run_class
 
     config = load_config(options.config, options.overrides)
     if options.tiny:
@@ -156,7 +158,7 @@ def _train(options: Arguments) -> int:
         config = tiny_twin(config, [text.partition("=")[0].replace(".init_args", "") for text in options.overrides])
     if options.help:
         options.parser.print_usage()
-        _print_keys(config)
+        print_keys(config.source, listing(config))
         return 0
     run = run_class(config)(**build(config), config=config.raw)
     if options.dry_run:
@@ -166,18 +168,18 @@ def _train(options: Arguments) -> int:
     return 0
 
 
-def _print_keys(config: Any) -> None:
+def print_keys(source: Any, keys: Any) -> None:
+    """Every key that can be set in a file."""
     from rich.markup import escape
     from rich.table import Table
 
-    from genrl.config import listing
     from genrl.parts import to_plain
     from genrl.signatures import REQUIRED, type_name
 
-    table = Table(box=None, pad_edge=False, title_justify="left", title=f"Keys of {config.source}, as key=value")
+    table = Table(box=None, pad_edge=False, title_justify="left", title=f"Keys of {source}, as key=value")
     for heading, ratio in (("key", None), ("value", None), ("type", None), ("meaning", 1)):
         table.add_column(heading, overflow="fold", ratio=ratio)
-    for key, parameter, value in listing(config):
+    for key, parameter, value in keys:
         part = isinstance(value, dict)
         shown = value.get("class_path", "") if part else "(required)" if value is REQUIRED else _shown(value)
         usual = REQUIRED if part or parameter.default is REQUIRED else to_plain(parameter.default)

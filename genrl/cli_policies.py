@@ -16,15 +16,26 @@ EXPERT = "expert"
 def configure_collect(parser: argparse.ArgumentParser) -> None:
     """Arguments of `genrl collect`."""
     parser.usage = "genrl collect CONFIG [key=value ...]"
-    parser.add_argument("config", help="YAML file with env, episodes, out ..., see configs/collect/")
+    parser.epilog = "'genrl collect CONFIG --help' lists every key that can be set."
+    parser.add_argument("config", nargs="?", help="YAML file with env, episodes, out ..., see configs/collect/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes, e.g. episodes=100")
+    parser.add_argument("-h", "--help", action="store_true", help="this text, or with CONFIG all keys of that file")
 
 
 def collect(options: Arguments) -> int:
     """Write demonstrations of a scripted expert."""
-    from genrl.config import load_settings
+    if options.config is None:
+        options.parser.print_help()
+        return 0 if options.help else 2
+    from genrl.config import load_settings, settings_listing
     from genrl.envs import CollectSettings
 
+    if options.help:
+        from genrl.cli import print_keys
+
+        options.parser.print_usage()
+        print_keys(options.config, settings_listing(options.config, options.overrides, CollectSettings))
+        return 0
     settings = load_settings(options.config, options.overrides, CollectSettings)
     if Path(settings.out).exists():
         raise ValueError(f"{settings.out} exists and is not overwritten; delete it, or set out=ANOTHER")

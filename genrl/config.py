@@ -109,12 +109,20 @@ def load_settings(path: str | Path, overrides: Sequence[str], kind: type[T]) -> 
     Raises:
         ConfigError: no such file, unknown key, wrong type, missing argument, or values that the class refuses.
     """
+    return _build(_complete_settings(path, overrides, kind), kind, Path(path).name)
+
+
+def settings_listing(path: str | Path, overrides: Sequence[str], kind: type) -> Iterator[tuple[str, Parameter, Any]]:
+    """Every key of a file of its own, as `listing` gives those of a run."""
+    yield from _listing(_complete_settings(path, overrides, kind), parameters(kind)[0], "")
+
+
+def _complete_settings(path: str | Path, overrides: Sequence[str], kind: type) -> dict[str, Any]:
     tree = read_tree(Path(path))
     for text in overrides:
         _override(tree, text)
     completer = _Completer(Path(path), [text.partition("=")[0] for text in overrides], tree)
-    raw = completer.arguments(*parameters(kind), tree, "", kind.__name__)
-    return _build(raw, kind, Path(path).name)
+    return completer.arguments(*parameters(kind), tree, "", kind.__name__)
 
 
 def kind_of(tree: Mapping[str, Any]) -> Kind:
@@ -215,6 +223,8 @@ class _Completer:
         return "on the command line" if given else f"in {self.source}"
 
     def top_level(self) -> dict[str, Any]:
+        if "out" in self.tree and not {"policy", "data", "generator"} & set(self.tree):
+            raise ConfigError(f"{self.source} says what to collect, not what to train: genrl collect {self.source}")
         name = self.tree.get("name")
         known = top_level(name if isinstance(name, str) else self.source.stem, kind_of(self.tree))
         return self.arguments(known, False, self.tree, "")

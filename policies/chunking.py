@@ -123,7 +123,7 @@ class ChunkExecutor:
 
         Raises:
             ValueError: an active row was never started.
-            ObservationError: a missing name or a wrong shape.
+            ObservationError: a missing name, a wrong shape, NaN or inf.
         """
         running = np.ones(self.rows, dtype=bool) if active is None else np.asarray(active, dtype=bool)
         idle = running & (self._episode < 0)
@@ -133,6 +133,12 @@ class ChunkExecutor:
         arrays = True
         for name, buffer in self._history.items():
             newest = _array(obs, name, (self.rows, *buffer.shape[2:]), buffer.dtype)
+            if buffer.dtype.kind == "f" and not np.isfinite(newest[rows]).all():
+                row = int(rows[~np.isfinite(newest[rows]).reshape(len(rows), -1).all(1)][0])
+                raise ObservationError(
+                    f"observation {name!r} of row {row} holds NaN or inf; a sensor or the simulator failed, and no "
+                    "action follows from that"
+                )
             arrays = arrays and not isinstance(obs[name], Tensor)
             if buffer.shape[1] > 1:
                 buffer[rows, :-1] = buffer[rows, 1:]

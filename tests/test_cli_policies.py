@@ -175,3 +175,18 @@ def test_an_environment_that_ignores_its_seed_is_named_in_the_evaluation(place):
     deaf = evaluate(lambda obs: np.zeros((len(obs["state"]), 2)), {**ENV, "kwargs": {"deaf": True}}, episodes=2)
     assert not any("start states are random" in text for text in still.warnings)
     assert any("start states are random" in text for text in deaf.warnings)
+
+
+def test_keys_of_a_collection_are_listed_and_it_is_not_taken_for_a_training(capsys):
+    config = str(Path(__file__).parents[1] / "configs" / "collect" / "lift.yaml")
+    assert main(["collect", config, "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert "env.max_steps" in listed and "keep_failures" in listed
+    assert main(["collect", "--help"]) == 0 and main(["collect"]) == 2
+    assert main(["train", config]) == 2
+    assert f"genrl collect {config}" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_an_unknown_environment_is_a_wrong_command(capsys):
+    assert main(["evaluate", "expert", "--env", "metaworld/no-such-task"]) == 2
+    assert "no environment 'metaworld/no-such-task'" in capsys.readouterr().err

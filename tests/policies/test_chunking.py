@@ -7,7 +7,7 @@ import pytest
 import torch
 from policy_members import MEMBERS, SPECS, awaken
 
-from genrl.networks import ObsSpec
+from genrl.networks import ObservationError, ObsSpec
 from genrl.policies import ChunkExecutor, Chunking, ChunkPolicy, EpisodeNoise, Normalizer
 
 
@@ -205,6 +205,16 @@ def test_tensors_in_give_tensors_out_and_arrays_arrays():
         results.append(executor.act(obs))
     assert isinstance(results[0], np.ndarray) and isinstance(results[1], torch.Tensor)
     assert results[0].dtype == np.float32 and np.array_equal(results[0], results[1].numpy())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_observation_that_is_not_a_number_is_refused_and_idle_rows_may_hold_anything(bad):
+    executor = ChunkExecutor(recorder(Chunking(8, 3, 2)), rows=2)
+    executor.start(1, 0, {"state": np.array([1.0])})
+    obs = np.array([[bad], [1.0]], np.float32)
+    executor.act({"state": obs}, np.array([False, True]))
+    with pytest.raises(ObservationError, match="'state' of row 1 holds NaN or inf"):
+        executor.act({"state": obs[::-1].copy()}, np.array([False, True]))
 
 
 def test_misuse_is_answered():
