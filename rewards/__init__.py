@@ -9,14 +9,17 @@ from .compose import Compose, as_compose
 from .compressibility import Incompressibility, JPEGCompressibility
 from .diversity import DigitSpread, PairwiseDiversity, image_statistics
 from .function import FunctionReward
+from .gates import Conjunction, Gate
 from .ocr import OCRReward
 
 __all__ = [
     "Compose",
+    "Conjunction",
     "DigitJudge",
     "DigitProxy",
     "DigitSpread",
     "FunctionReward",
+    "Gate",
     "Incompressibility",
     "JPEGCompressibility",
     "OCRReward",

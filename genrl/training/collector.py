@@ -124,6 +124,7 @@ class Collector:
         rewards = {name: value for name, value in tables.items() if not name.startswith(_STATS)}
         for name, value in rewards.items():
             metrics |= _mean_and_std(f"reward/{name}", value)
+        metrics |= {f"gate/{name}": share for name, share in self.reward.gate_shares(rewards).items()}
         counted, weights = self.reward.for_advantage(rewards)
         total = torch.stack([weights[name] * value.double() for name, value in counted.items()]).sum(0)
         metrics["reward/total"] = _mean_and_std("total", total)["total"]

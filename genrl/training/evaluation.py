@@ -109,19 +109,19 @@ def measure(
         device: where rewards get their media.
 
     Returns:
-        ``reward`` (weighted sum of the uncapped rewards), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
+        ``reward`` (weighted sum of the rewards, gated and uncapped), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
     """
     compose = as_compose(reward)
     raw = _score_in_batches(compose, samples, batch, device)
     result: dict[str, float] = {}
-    counted = {name: value for name, value in raw.items() if compose.weight(name) != 0}
+    counted = {name: value for name, value in compose.gated(raw).items() if compose.weight(name) != 0}
     total = sum(compose.weight(name) * value.double() for name, value in counted.items())
     if isinstance(total, Tensor):
-        only = next(iter(counted)).split("/")[0] if len(counted) == 1 else None
-        plain = only is not None and compose.weight(next(iter(counted))) == 1
-        result |= interval("reward", total, getattr(compose.rewards[only], "range", None) if plain and only else None)
+        only = next(iter(counted))
+        plain = len(counted) == 1 and compose.weight(only) == 1
+        result |= interval("reward", total, compose.range_of(only) if plain else None)
     for name, value in raw.items():
-        result |= interval(name, value, getattr(compose.rewards[name.split("/")[0]], "range", None))
+        result |= interval(name, value, compose.range_of(name))
     for name, gauge in gauges.items():
         if hasattr(gauge, "measure"):
             found = gauge.measure(samples.media, samples.texts, samples.metadata)

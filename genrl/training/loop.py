@@ -104,7 +104,7 @@ class Loop(Run):
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
-        self.worker = RewardWorker(self.reward, self.trainer.reward_timeout, self.device)
+        self.worker = RewardWorker(self.reward.for_training(), self.trainer.reward_timeout, self.device)
 
     # --------------------------------------------------------------------------------------------- iterations
 
