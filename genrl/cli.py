@@ -26,11 +26,15 @@ class UsageError(ValueError):
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, what it adds to its parser, and what it does (returns the exit code)."""
+    """A subcommand: one line of help, what it adds to its parser, and what it does (returns the exit code).
+
+    `lists_keys` commands have a --help of their own, which lists the keys of a configuration.
+    """
 
     help: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
+    lists_keys: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean 'genrl {best[0]}'?" if best else f"commands: {', '.join(COMMANDS)}"
         return _fail(f"unknown command {name!r}; {hint}", 2)
     command = COMMANDS[name]
-    own_help = name in ("train", "collect")  # they list the keys of a configuration
-    sub = argparse.ArgumentParser(prog=f"genrl {name}", description=command.help, add_help=not own_help)
+    sub = argparse.ArgumentParser(prog=f"genrl {name}", description=command.help, add_help=not command.lists_keys)
     command.configure(sub)
     sub.add_argument("--traceback", action="store_true", help="on an error, show where it was raised")
     try:
@@ -328,10 +331,10 @@ def _doctor(options: Arguments) -> int:
 
 
 COMMANDS = {
-    "train": Command("fine-tune a generator or train a policy as a configuration file says", _configure_train, _train),
+    "train": Command("fine-tune a generator or train a policy as a configuration says", _configure_train, _train, True),
     "sample": Command("draw samples from a run's checkpoint", _configure_sample, _sample),
     "evaluate": Command("measure a checkpoint: held-out prompts, or episodes", _configure_evaluate, _evaluate),
-    "collect": Command("write demonstrations of a scripted expert", policies.configure_collect, policies.collect),
+    "collect": Command("write demonstrations of a scripted expert", policies.configure_collect, policies.collect, True),
     "inspect": Command("say what a data set of demonstrations holds", policies.configure_inspect, policies.inspect),
     "compare": Command("compare two evaluations of policies", policies.configure_compare, policies.compare),
     "export": Command("write a one-step policy as ONNX", policies.configure_export, policies.export),

@@ -115,7 +115,7 @@ def test_commands_in_shell_examples_can_be_parsed(page):
         found = re.search(r"(?:^|-m )genrl ([a-z].*)", line)
         if found:
             command, *arguments = shlex.split(found[1], comments=True)
-            parser = argparse.ArgumentParser(exit_on_error=False, add_help=command != "train")
+            parser = argparse.ArgumentParser(exit_on_error=False, add_help=not COMMANDS[command].lists_keys)
             COMMANDS[command].configure(parser)
             parser.parse_intermixed_args(arguments)
 
