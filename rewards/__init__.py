@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+from .aesthetic import Aesthetic
 from .base import Reward, RewardError, SetMetric, check_media, reward_name, score
 from .check import check_reward
 from .classifier import DigitJudge, DigitProxy
+from .clip import CLIPFrames, CLIPScore, OpenCLIPScore
 from .compose import Compose, as_compose
 from .compressibility import Incompressibility, JPEGCompressibility
 from .diversity import DigitSpread, PairwiseDiversity, image_statistics
+from .embedding import EmbeddingDiversity, ImageEmbedding
 from .function import FunctionReward
 from .gates import Conjunction, Gate
 from .ocr import OCRReward
+from .preference import HPSv2, ImageReward, PickScore
 
 __all__ = [
+    "Aesthetic",
+    "CLIPFrames",
+    "CLIPScore",
     "Compose",
     "Conjunction",
     "DigitJudge",
     "DigitProxy",
     "DigitSpread",
+    "EmbeddingDiversity",
     "FunctionReward",
     "Gate",
+    "HPSv2",
+    "ImageEmbedding",
+    "ImageReward",
     "Incompressibility",
     "JPEGCompressibility",
     "OCRReward",
+    "OpenCLIPScore",
     "PairwiseDiversity",
+    "PickScore",
     "Reward",
     "RewardError",
     "SetMetric",
