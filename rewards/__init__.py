@@ -13,8 +13,11 @@ from .diversity import DigitSpread, PairwiseDiversity, image_statistics
 from .embedding import EmbeddingDiversity, ImageEmbedding
 from .function import FunctionReward
 from .gates import Conjunction, Gate
+from .motion import DynamicDegree, MotionSmoothness, displacement
 from .ocr import OCRReward
 from .preference import HPSv2, ImageReward, PickScore
+from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
+from .vlm_model import VLMOptions
 
 __all__ = [
     "Aesthetic",
@@ -25,6 +28,7 @@ __all__ = [
     "DigitJudge",
     "DigitProxy",
     "DigitSpread",
+    "DynamicDegree",
     "EmbeddingDiversity",
     "FunctionReward",
     "Gate",
@@ -33,6 +37,7 @@ __all__ = [
     "ImageReward",
     "Incompressibility",
     "JPEGCompressibility",
+    "MotionSmoothness",
     "OCRReward",
     "OpenCLIPScore",
     "PairwiseDiversity",
@@ -40,9 +45,14 @@ __all__ = [
     "Reward",
     "RewardError",
     "SetMetric",
+    "VLMLikelihood",
+    "VLMOptions",
+    "VLMRegressionHead",
+    "VLMScore",
     "as_compose",
     "check_media",
     "check_reward",
+    "displacement",
     "image_statistics",
     "reward_name",
     "score",
