@@ -16,13 +16,24 @@ from typing import Any
 
 import torch
 
-from genrl.tiny import images, videos  # noqa: F401 - they fill the table
-from genrl.tiny.families import REGISTRY, Family, build
+from genrl.tiny import images, images_language, videos  # noqa: F401 - they fill the table
+from genrl.tiny.families import REGISTRY, Family, build, family_in, known_family
+from genrl.tiny.folders import saved
+from genrl.tiny.rewards import saved_clip, saved_open_clip, saved_vlm
 
-__all__ = ["FAMILIES", "call_arguments", "condition_image", "family_of", "pipeline", "saved_pipeline"]
+__all__ = [
+    "FAMILIES",
+    "call_arguments",
+    "condition_image",
+    "family_of",
+    "pipeline",
+    "saved_clip",
+    "saved_open_clip",
+    "saved_pipeline",
+    "saved_vlm",
+]
 
 FAMILIES: tuple[str, ...] = tuple(REGISTRY)
-VERSION = 1  # of everything built here; a new one makes saved twins be built again
 
 
 def find(name: str) -> Family:
@@ -58,16 +69,16 @@ def condition_image(family: str) -> Any:
 
 
 def family_of(model_id: str) -> str:
-    """The family of a published checkpoint, by its hub id ("stabilityai/stable-diffusion-3.5-medium" is "sd3").
+    """The family of a pipeline, by its hub id or its folder ("stabilityai/stable-diffusion-3.5-medium" is "sd3").
 
-    The longest known beginning decides. ValueError lists the beginnings.
+    ValueError lists the hub ids that are known.
     """
-    beginnings = {start.lower(): entry.name for entry in REGISTRY.values() for start in entry.models}
-    fitting = [start for start in beginnings if model_id.lower().startswith(start)]
-    if not fitting:
-        known = ", ".join(f"{start}* ({name})" for start, name in sorted(beginnings.items()))
-        raise ValueError(f"no tiny twin is known for the model {model_id!r}; known are {known}")
-    return beginnings[max(fitting, key=len)]
+    folder = Path(model_id)
+    found = family_in(folder) if (folder / "model_index.json").is_file() else known_family(model_id)
+    if found is None:
+        known = "; ".join(f"{entry.name}: {', '.join(entry.models)}" for entry in REGISTRY.values())
+        raise ValueError(f"no tiny twin is known for the model {model_id!r}; there are twins of {known}")
+    return found.name
 
 
 def saved_pipeline(family: str, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -79,18 +90,3 @@ def saved_pipeline(family: str, folder: str | os.PathLike[str] | None = None) ->
     """
     find(family)
     return saved(family, lambda path: pipeline(family).save_pretrained(path), folder)
-
-
-def saved(name: str, make: Any, folder: str | os.PathLike[str] | None) -> Path:
-    """`folder`, or one of the cache, filled by `make` unless that has been done."""
-    from genrl.generators.cache import cached_folder
-
-    if folder is None:
-        return cached_folder(f"tiny-{name}", {"name": name, "version": VERSION}, make)
-    path = Path(folder)
-    mark = path / ".complete"
-    if not mark.exists():
-        path.mkdir(parents=True, exist_ok=True)
-        make(path)
-        mark.touch()
-    return path

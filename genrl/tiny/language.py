@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from genrl.tiny.parts import WIDTH
 from genrl.tiny.tokenizers import WORDS, gemma_tokenizer, llama_tokenizer, qwen_tokenizer
 
-WIDTH = 32
 # Sizes that every model here shares: two heads of 16.
 DECODER = {
     "hidden_size": WIDTH,
@@ -89,7 +89,13 @@ def mistral3(layers: int) -> tuple[Any, Any]:
         spatial_merge_size=2,
         chat_template=template,
     )
-    text = {"model_type": "mistral", "vocab_size": len(tokenizer), "num_hidden_layers": layers, "head_dim": 16, **DECODER}
+    text = {
+        "model_type": "mistral",
+        "vocab_size": len(tokenizer),
+        "num_hidden_layers": layers,
+        "head_dim": 16,
+        **DECODER,
+    }
     vision = {
         "model_type": "pixtral",
         "hidden_size": WIDTH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from genrl.tiny.tokenizers import clip_tokenizer, qwen_tokenizer, t5_tokenizer
+from genrl.tiny.tokenizers import clip_tokenizer, t5_tokenizer
 
 WIDTH = 32  # of every text encoder
 

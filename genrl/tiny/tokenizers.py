@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -31,13 +33,15 @@ def learn_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     """Byte-pair merges that make one token of every word: the most frequent pair first, until nothing is left."""
     split = [list(word) for word in words]
     merges = []
-    while pairs := [pair for pieces in split for pair in zip(pieces, pieces[1:], strict=False)]:
-        best = max(sorted(set(pairs)), key=pairs.count)
+    while counts := collections.Counter(pair for pieces in split for pair in itertools.pairwise(pieces)):
+        best = max(sorted(counts), key=counts.__getitem__)
         merges.append(best)
         for pieces in split:
-            for i in range(len(pieces) - 1, 0, -1):
-                if (pieces[i - 1 : i + 1]) == list(best):
-                    pieces[i - 1 : i + 1] = ["".join(best)]
+            i = 0
+            while i + 1 < len(pieces):
+                if (pieces[i], pieces[i + 1]) == best:
+                    pieces[i : i + 2] = ["".join(best)]
+                i += 1
     return merges
 
 

@@ -38,13 +38,11 @@ def wan_parts(flow_shift: float = 3.0) -> dict[str, Any]:
     vae = AutoencoderKLWan(
         base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
     )
-    scheduler = UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=flow_shift
-    )
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=flow_shift)
     return {"tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae, "scheduler": scheduler}
 
 
-@family("Wan-AI/Wan2.1-T2V", max_sequence_length=16, **SIZE)
+@family("WanPipeline", "Wan-AI/Wan2.1-T2V-*", max_sequence_length=16, **SIZE)
 def wan() -> Any:
     """Wan 2.1 text-to-video."""
     from diffusers import WanPipeline
@@ -52,7 +50,7 @@ def wan() -> Any:
     return WanPipeline(transformer=wan_transformer(), **wan_parts())
 
 
-@family("Wan-AI/Wan2.2-T2V", max_sequence_length=16, **SIZE)
+@family("WanPipeline", "Wan-AI/Wan2.2-T2V-*", two_experts=True, max_sequence_length=16, **SIZE)
 def wan22() -> Any:
     """Wan 2.2 text-to-video: `transformer` for times above 0.875, `transformer_2` below."""
     from diffusers import WanPipeline
@@ -62,7 +60,14 @@ def wan22() -> Any:
     )
 
 
-@family("Wan-AI/Wan2.1-I2V", "Wan-AI/Wan2.2-I2V", takes_image=True, max_sequence_length=16, **SIZE)
+@family(
+    "WanImageToVideoPipeline",
+    "Wan-AI/Wan2.1-I2V-*",
+    "Wan-AI/Wan2.2-I2V-*",
+    takes_image=True,
+    max_sequence_length=16,
+    **SIZE,
+)
 def wan_i2v() -> Any:
     """Wan 2.1 image-to-video: the first frame enters as latents, as a mask and as features of a CLIP image encoder."""
     from diffusers import WanImageToVideoPipeline
@@ -86,7 +91,7 @@ def wan_i2v() -> Any:
     )
 
 
-@family("Lightricks/LTX-Video", max_sequence_length=16, **SIZE)
+@family("LTXPipeline", "Lightricks/LTX-Video", "Lightricks/LTX-Video-0.9.*", max_sequence_length=16, **SIZE)
 def ltx() -> Any:
     """LTX-Video: T5, time and resolution dependent shift."""
     from diffusers import (
@@ -126,6 +131,7 @@ def ltx() -> Any:
 
 
 @family(
+    "HunyuanVideoPipeline",
     "hunyuanvideo-community/HunyuanVideo",
     max_sequence_length=16,
     prompt_template={"template": "{}", "crop_start": 0},  # the real one writes some 95 tokens and drops them
@@ -175,7 +181,17 @@ def hunyuanvideo() -> Any:
     )
 
 
-@family("THUDM/CogVideoX-", "zai-org/CogVideoX-", max_sequence_length=16, **SIZE)
+@family(
+    "CogVideoXPipeline",
+    "THUDM/CogVideoX-2b",
+    "THUDM/CogVideoX-5b",
+    "THUDM/CogVideoX1.5-5B",
+    "zai-org/CogVideoX-2b",
+    "zai-org/CogVideoX-5b",
+    "zai-org/CogVideoX1.5-5B",
+    max_sequence_length=16,
+    **SIZE,
+)
 def cogvideox() -> Any:
     """CogVideoX 2B: a diffusion model that predicts v, with zero signal at the first step."""
     from diffusers import (
