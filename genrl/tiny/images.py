@@ -18,7 +18,7 @@ from genrl.tiny.parts import WIDTH, clip, image_vae, t5
     "stabilityai/stable-diffusion-3.5-*",
     height=32,
     width=32,
-    max_sequence_length=16,
+    max_sequence_length=64,
 )
 def sd3() -> Any:
     """Stable Diffusion 3 and 3.5: two CLIP encoders, T5, MMDiT with one dual-attention layer as in 3.5 medium."""
@@ -99,7 +99,7 @@ def flux_parts() -> dict[str, Any]:
     "black-forest-labs/FLUX.1-Krea-dev",
     height=32,
     width=32,
-    max_sequence_length=16,
+    max_sequence_length=64,
 )
 def flux() -> Any:
     """FLUX.1 dev and its kin, with an embedding of the guidance scale."""
@@ -199,7 +199,7 @@ def sdxl() -> Any:
     width=32,
     max_area=32 * 32,
     _auto_resize=False,  # else the condition is enlarged to about 1024 x 1024
-    max_sequence_length=16,
+    max_sequence_length=64,
 )
 def flux_kontext() -> Any:
     """FLUX.1 Kontext: FLUX.1 that sees the latents of a condition image as further tokens."""

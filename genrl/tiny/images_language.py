@@ -46,7 +46,7 @@ FLUX2_LAYERS = (1, 2, 3)
     "black-forest-labs/FLUX.2-dev",
     height=32,
     width=32,
-    max_sequence_length=32,
+    max_sequence_length=64,
     text_encoder_out_layers=FLUX2_LAYERS,
 )
 def flux2() -> Any:
@@ -63,7 +63,7 @@ def flux2() -> Any:
     "black-forest-labs/FLUX.2-klein-*",
     height=32,
     width=32,
-    max_sequence_length=32,
+    max_sequence_length=64,
     text_encoder_out_layers=FLUX2_LAYERS,
 )
 def flux2_klein() -> Any:
@@ -128,7 +128,7 @@ def qwenimage() -> Any:
     )
 
 
-@family("ZImagePipeline", "Tongyi-MAI/Z-Image*", height=32, width=32, max_sequence_length=32)
+@family("ZImagePipeline", "Tongyi-MAI/Z-Image*", height=32, width=32, max_sequence_length=64)
 def zimage() -> Any:
     """Z-Image: Qwen 3 as text encoder; image and text in one stream."""
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
@@ -161,7 +161,7 @@ def zimage() -> Any:
     "Efficient-Large-Model/SANA1.5_*",
     height=32,
     width=32,
-    max_sequence_length=32,
+    max_sequence_length=64,
     complex_human_instruction=[],  # a page of instructions before the prompt
     use_resolution_binning=False,  # else the picture is made at 512 or 1024
 )

@@ -42,7 +42,7 @@ def wan_parts(flow_shift: float = 3.0) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae, "scheduler": scheduler}
 
 
-@family("WanPipeline", "Wan-AI/Wan2.1-T2V-*", max_sequence_length=16, **SIZE)
+@family("WanPipeline", "Wan-AI/Wan2.1-T2V-*", max_sequence_length=64, **SIZE)
 def wan() -> Any:
     """Wan 2.1 text-to-video."""
     from diffusers import WanPipeline
@@ -50,7 +50,7 @@ def wan() -> Any:
     return WanPipeline(transformer=wan_transformer(), **wan_parts())
 
 
-@family("WanPipeline", "Wan-AI/Wan2.2-T2V-*", two_experts=True, max_sequence_length=16, **SIZE)
+@family("WanPipeline", "Wan-AI/Wan2.2-T2V-*", two_experts=True, max_sequence_length=64, **SIZE)
 def wan22() -> Any:
     """Wan 2.2 text-to-video: `transformer` for times above 0.875, `transformer_2` below."""
     from diffusers import WanPipeline
@@ -65,7 +65,7 @@ def wan22() -> Any:
     "Wan-AI/Wan2.1-I2V-*",
     "Wan-AI/Wan2.2-I2V-*",
     takes_image=True,
-    max_sequence_length=16,
+    max_sequence_length=64,
     **SIZE,
 )
 def wan_i2v() -> Any:
@@ -91,7 +91,7 @@ def wan_i2v() -> Any:
     )
 
 
-@family("LTXPipeline", "Lightricks/LTX-Video", "Lightricks/LTX-Video-0.9.*", max_sequence_length=16, **SIZE)
+@family("LTXPipeline", "Lightricks/LTX-Video", "Lightricks/LTX-Video-0.9.*", max_sequence_length=64, **SIZE)
 def ltx() -> Any:
     """LTX-Video: T5, time and resolution dependent shift."""
     from diffusers import (
@@ -133,7 +133,7 @@ def ltx() -> Any:
 @family(
     "HunyuanVideoPipeline",
     "hunyuanvideo-community/HunyuanVideo",
-    max_sequence_length=16,
+    max_sequence_length=64,
     prompt_template={"template": "{}", "crop_start": 0},  # the real one writes some 95 tokens and drops them
     **SIZE,
 )
@@ -189,7 +189,7 @@ def hunyuanvideo() -> Any:
     "zai-org/CogVideoX-2b",
     "zai-org/CogVideoX-5b",
     "zai-org/CogVideoX1.5-5B",
-    max_sequence_length=16,
+    max_sequence_length=64,
     **SIZE,
 )
 def cogvideox() -> Any:
@@ -213,7 +213,7 @@ def cogvideox() -> Any:
         sample_width=4,
         sample_height=4,
         sample_frames=9,
-        max_text_seq_length=16,
+        max_text_seq_length=64,
     )
     vae = AutoencoderKLCogVideoX(
         latent_channels=4,
