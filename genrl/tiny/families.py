@@ -80,8 +80,8 @@ def networks(pipeline: Any) -> dict[str, nn.Module]:
 def enliven(module: nn.Module, std: float = 0.05) -> None:
     """Give matrices and kernels that start at zero small random values.
 
-    Diffusion transformers start with zero gates and a zero last layer: without this, their output is zero for every
-    input, and no test could see that a prompt or a time is ignored. Biases and scales of norms stay as they are.
+    A network whose last layer starts at zero gives zero for every input, and no test could see that it ignores a prompt
+    or a time. Of the families here only Z-Image has such parameters (its padding tokens); others may come.
     """
     for parameter in module.parameters():
         if parameter.dim() >= 2 and not parameter.any():

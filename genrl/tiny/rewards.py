@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from genrl.tiny.families import enliven, require, seeded
+from genrl.tiny.families import require, seeded
 from genrl.tiny.folders import saved
 
 SIDE = 32  # of the images that the CLIP models see
@@ -110,6 +110,4 @@ def write_vlm(folder: Path) -> None:
 def network(make: Callable[[], Any]) -> Any:
     """The module that `make` returns, with the weights of seed 0, in eval mode."""
     with seeded(0):
-        module = make()
-        enliven(module)
-    return module.eval()
+        return make().eval()

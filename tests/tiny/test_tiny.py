@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import genrl.tiny as tiny
-from genrl.tiny.families import DENOISERS, networks
+from genrl.tiny.families import DENOISERS, enliven, networks
 from genrl.tiny.tokenizers import byte_characters, learn_merges
 
 PROMPT, OTHER = "a red cat", "the number 5"
@@ -270,6 +270,16 @@ def test_merges_make_one_token_of_each_word():
                 i += 1
         assert pieces == [word]
     assert len(byte_characters()) == 256
+
+
+def test_zero_weights_come_alive_and_biases_stay():
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+    for parameter in layers[0].parameters():
+        torch.nn.init.zeros_(parameter)
+    kept = layers[2].weight.clone()
+    enliven(layers)
+    assert layers[0].weight.std() > 0.02 and not layers[0].bias.any()
+    assert torch.equal(layers[2].weight, kept) and torch.equal(layers[1].weight, torch.ones(8))
 
 
 def test_import_is_light():
