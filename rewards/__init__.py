@@ -9,13 +9,15 @@ from .classifier import DigitJudge, DigitProxy
 from .clip import CLIPFrames, CLIPScore, OpenCLIPScore
 from .compose import Compose, as_compose
 from .compressibility import Incompressibility, JPEGCompressibility
-from .diversity import DigitSpread, PairwiseDiversity, image_statistics
+from .diversity import DigitSpread, PairwiseDiversity
 from .embedding import EmbeddingDiversity, ImageEmbedding
 from .function import FunctionReward
 from .gates import Conjunction, Gate
 from .motion import DynamicDegree, MotionSmoothness, displacement
 from .ocr import OCRReward
 from .preference import HPSv2, ImageReward, PickScore
+from .remote import RemoteReward, RemoteRewardError
+from .statistics import image_statistics
 from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
 from .vlm_model import VLMOptions
 
@@ -42,6 +44,8 @@ __all__ = [
     "OpenCLIPScore",
     "PairwiseDiversity",
     "PickScore",
+    "RemoteReward",
+    "RemoteRewardError",
     "Reward",
     "RewardError",
     "SetMetric",

@@ -51,7 +51,9 @@ class Compose:
             if not name or "/" in name:
                 raise ValueError(f"reward name {name!r} is empty or has a '/', which joins outer and inner names.")
         self.rewards = dict(rewards)
-        self.held_out = [n for n, reward in rewards.items() if n in held_out or getattr(reward, "held_out", False) is True]
+        self.held_out = [
+            n for n, reward in rewards.items() if n in held_out or getattr(reward, "held_out", False) is True
+        ]
         unseen = [n for n, reward in rewards.items() if n in self.held_out or getattr(reward, "log_only", False)]
         self.weights = {name: 0.0 if name in unseen else 1.0 for name in rewards}
         self.weights |= {name: float(weight) for name, weight in (weights or {}).items()}
@@ -70,8 +72,8 @@ class Compose:
 
     def _tables(self, held_out: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
         deciding = [gate.reward for gate in self.gates.values()]
-        tables = [("weights", self.weights), ("caps", self.caps), ("gates", self.gates)]
-        return [(kind, list(names)) for kind, names in (*tables, ("a gate", deciding), ("held_out", held_out))]
+        tables = [("weights", list(self.weights)), ("caps", list(self.caps)), ("gates", list(self.gates))]
+        return [*tables, ("a gate", deciding), ("held_out", list(held_out))]
 
     def _check_unseen(self, allow_log_only: bool) -> None:
         for name, weight in self.weights.items():
@@ -134,16 +136,15 @@ class Compose:
 
     def for_training(self) -> Compose:
         """The same without the held-out rewards: what roll-outs are scored with."""
-        kept = {
+        kept: dict[str, Any] = {
             name: reward.for_training() if isinstance(reward, Compose) else reward
             for name, reward in self.rewards.items()
             if name not in self.held_out
         }
-        tables = (
-            {name: value for name, value in table.items() if not self._is_held_out(name)}
-            for table in (self.weights, self.caps, self.gates)
-        )
-        return Compose(kept, *tables, allow_log_only=True)
+        weights = {name: value for name, value in self.weights.items() if not self._is_held_out(name)}
+        caps = {name: value for name, value in self.caps.items() if not self._is_held_out(name)}
+        gates = {name: value for name, value in self.gates.items() if not self._is_held_out(name)}
+        return Compose(kept, weights, caps, gates, allow_log_only=True)
 
     def _is_held_out(self, name: str) -> bool:
         outer, _, inner = name.partition("/")

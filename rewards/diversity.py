@@ -1,4 +1,4 @@
-"""How varied a set of samples is, and cheap statistics that show a reward being hacked.
+"""How varied a set of samples is.
 
 Diversity needs several numbers. The spread within a prompt falls when a generator collapses, but pixel noise raises
 it; the distance to the nearest real image rises with noise, but falls on collapse. Only together do they tell.
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from .classifier import check_digit_media, digit_labels
 
@@ -83,49 +84,44 @@ def rms_distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist") / a.shape[1] ** 0.5
 
 
+def prompt_groups(prompts: Sequence[str], metadata: Sequence[dict]) -> list[list[int]]:
+    """Rows of the samples of each prompt: those that share text and metadata (one instruction, several images)."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True)):
+        groups.setdefault((prompt, repr(entry)), []).append(row)
+    return list(groups.values())
+
+
 class PairwiseDiversity:
     """`pairwise_distance`: mean rms pixel distance between two samples of one prompt, averaged over prompts.
 
     For any media, in units of the pixel range [0, 1]. Compare with the starting model's value: a fall is a collapse,
-    a rise is often noise. NaN if no prompt has two samples.
+    a rise is often noise. NaN if no prompt has two samples. Evaluations measure it where no other set metric is
+    configured; `EmbeddingDiversity` is its counterpart in the features of a vision model.
+
+    Args:
+        size: larger pictures are averaged down to this many pixels a side, which keeps large sets quick and looks at
+            what is shown rather than at its grain; null takes every pixel.
+        frames: of a video, at most so many, evenly spaced.
     """
 
+    def __init__(self, size: int | None = 64, frames: int = 8) -> None:
+        if frames < 1 or (size is not None and size < 1):
+            raise ValueError(f"size = {size} and frames = {frames} must be at least 1; size null takes every pixel")
+        self.size, self.frames = size, frames
+
     def measure(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> dict[str, float]:
-        """`{"pairwise_distance": ...}` of media [N, ...] in [0, 1], grouped by equal prompts."""
-        groups: dict[str, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            groups.setdefault(prompt, []).append(index)
+        """`{"pairwise_distance": ...}` of media [N, ...] in [0, 1], grouped by prompt."""
         means = []
-        for rows in groups.values():
+        for rows in prompt_groups(prompts, metadata):
             if (n := len(rows)) > 1:
-                flat = media[rows].detach().flatten(1).double()  # [n, D]
+                flat = self._reduced(media[rows].detach()).flatten(1).double()  # [n, D]
                 means.append(rms_distance(flat, flat).sum().item() / (n * (n - 1)))
         return {"pairwise_distance": sum(means) / len(means) if means else float("nan")}
 
-
-def image_statistics(media: Tensor) -> dict[str, float]:
-    """Statistics that no reward is based on; a steady drift of one of them means that the reward is being hacked.
-
-    Media [B, C, H, W] or [B, F, C, H, W] in [0, 1]; luminance is the mean over channels.
-
-    * `brightness`: mean luminance.
-    * `dark_share`, `saturated_share`: pixels darker than 0.1, brighter than 0.9.
-    * `edge_energy`: mean squared difference of neighbouring pixels.
-    * `entropy`: of the histogram of luminance in 32 bins, in bits, averaged over images (0: flat, 5: uniform).
-    """
-    frames = media.detach().float()
-    luminance = (frames.flatten(0, 1) if frames.dim() == 5 else frames).mean(dim=1)  # [N, H, W]
-    bins = (luminance * 32).long().clamp(0, 31).flatten(1)  # [N, H W]
-    counts = torch.zeros(len(bins), 32, device=media.device).scatter_add_(
-        1, bins, torch.ones_like(bins, dtype=torch.float32)
-    )
-    share = counts / bins.shape[1]
-    across, down = luminance.diff(dim=2).square(), luminance.diff(dim=1).square()
-    statistics = {
-        "brightness": luminance.mean(),
-        "dark_share": (luminance < 0.1).float().mean(),
-        "saturated_share": (luminance > 0.9).float().mean(),
-        "edge_energy": (across.sum() + down.sum()) / max(across.numel() + down.numel(), 1),
-        "entropy": -torch.xlogy(share, share).sum(dim=1).mean() / torch.log(torch.tensor(2.0)),
-    }
-    return {name: value.item() for name, value in statistics.items()}
+    def _reduced(self, media: Tensor) -> Tensor:
+        if media.dim() == 5:
+            kept = torch.linspace(0, media.shape[1] - 1, min(self.frames, media.shape[1])).round().long()
+            media = media[:, kept].flatten(1, 2)  # [n, F C, H, W]
+        factor = 1 if self.size is None else -(-max(media.shape[-2:]) // self.size)
+        return avg_pool2d(media, factor, ceil_mode=True) if factor > 1 else media

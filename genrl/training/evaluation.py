@@ -16,7 +16,7 @@ from genrl.algorithms.base import chunked
 from genrl.diffusion import Euler, RowNoise, Sampler
 from genrl.generators.base import Generator, encode_prompts, schedule_for
 from genrl.prompts import Prompt
-from genrl.rewards import as_compose, image_statistics, score
+from genrl.rewards import PairwiseDiversity, as_compose, image_statistics, score
 from genrl.statistics import interval
 
 ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
@@ -122,6 +122,8 @@ def measure(
         result |= interval("reward", total, compose.range_of(only) if plain else None)
     for name, value in raw.items():
         result |= interval(name, value, compose.range_of(name))
+    if not any(hasattr(gauge, "measure") for gauge in gauges.values()):  # diversity is always watched
+        gauges = {**gauges, "diversity": PairwiseDiversity()}
     for name, gauge in gauges.items():
         if hasattr(gauge, "measure"):
             found = gauge.measure(samples.media, samples.texts, samples.metadata)

@@ -103,7 +103,8 @@ class Loop(Run):
         except ValueError as error:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
-        self.monitor = Monitor(self.evaluation.alarm_margin, self.trainer.collapse_fraction)
+        margins = self.evaluation.alarm_margin, self.evaluation.drift_margin
+        self.monitor = Monitor(margins[0], self.trainer.collapse_fraction, margins[1])
         self.worker = RewardWorker(self.reward.for_training(), self.trainer.reward_timeout, self.device)
 
     # --------------------------------------------------------------------------------------------- iterations

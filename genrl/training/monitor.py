@@ -16,21 +16,39 @@ _REDUCED = {
     "kl_old": ("kl/old", "mean"),
     "kl_reference": ("kl/reference", "mean"),
 }
-_DRIFTING = ("stats/dark_share", "stats/saturated_share", "stats/edge_energy", "stats/entropy")
-_DRIFT_LIMIT = 0.5  # relative change of an image statistic from its first evaluation that is worth an alarm
-_DRIFT_FLOOR = 0.1  # changes are relative to no less than this: a share of .01 that doubles is no drift
+# Statistics whose drift from the base model is worth an alarm, and the size below which a change counts as relative to
+# that size instead of to the value: a share of .01 that doubles is no drift.
+_DRIFTING = {
+    "stats/dark_share": 0.25,
+    "stats/saturated_share": 0.25,
+    "stats/edge_energy": 2e-3,
+    "stats/entropy": 1.0,
+    "stats/color_saturation": 0.05,
+    "stats/color_entropy": 1.0,
+}
 
 
 class Monitor:
     """Alarms and the best evaluation so far; its state is part of a checkpoint.
 
+    The first evaluation is the base model on the same prompts and the same noise as every later one. While the
+    reward lies above it by more than the noise, an alarm is given for
+
+    * a judge (a gauge with a value per sample) that fell from its best by more than `margin` of it and its noise;
+    * the diversity within a prompt, or another set metric, that fell from the base model's by `drift_margin` of it;
+
+    and, whatever the reward does, for an image statistic that moved by `drift_margin` of the base model's. Noise is
+    half the 95 % interval of both evaluations together.
+
     Args:
-        margin: fall of a gauge that counts while the reward rises.
+        margin: share of a judge's best value.
         collapse_fraction: share of the best reward below which the run stops, or None.
+        drift_margin: share of the base model's value. 0.3: healthy fine-tuning of digits moves statistics by up to
+            .15, and OCR training that turned pictures black moved them by .54 to 1.05 (UniRL#407).
     """
 
-    def __init__(self, margin: float, collapse_fraction: float | None = None):
-        self.margin, self.collapse_fraction = margin, collapse_fraction
+    def __init__(self, margin: float, collapse_fraction: float | None = None, drift_margin: float = 0.3):
+        self.margin, self.collapse_fraction, self.drift_margin = margin, collapse_fraction, drift_margin
         self.first: dict[str, float] = {}
         self.previous: dict[str, float] = {}
         self.best_reward = -math.inf
@@ -76,31 +94,18 @@ class Monitor:
     def after_evaluation(self, iteration: int, values: Mapping[str, float]) -> tuple[bool, list[str], str]:
         """(is this the best so far, messages, reason to stop or '')."""
         reward = values.get("eval/reward", math.nan)
-        gauges = _gauges(values)
         messages: list[str] = []
         if math.isnan(reward):
             unscored = "alarm: no held-out sample was scored (NaN), so there is no best checkpoint and no other alarm"
             messages.append(self._once("unscored", unscored))
         if not self.first:
-            self.first = {**gauges, **{k: v for k, v in values.items() if k.startswith("eval/stats/")}}
+            self.first = {k: v for k, v in values.items() if k.startswith("eval/") and isinstance(v, float)}
             self.first["eval/reward"] = reward
-        for name, value in gauges.items():
-            self.peaks[name] = max(self.peaks.get(name, -math.inf), value)
-            if reward > self.first["eval/reward"] + self.margin and value < self.peaks[name] - self.margin:
-                label = name.removeprefix("eval/")
-                messages.append(
-                    self._once(
-                        f"hacking {name}",
-                        f"alarm: the reward rose from {self.first['eval/reward']:.3f} to {reward:.3f} while {label} "
-                        f"fell from {self.peaks[name]:.3f} to {value:.3f}; it may be hacked (best checkpoint kept)",
-                    )
-                )
-        for stat in _DRIFTING:
-            now, then = values.get(f"eval/{stat}"), self.first.get(f"eval/{stat}")
-            if now is not None and then is not None and abs(now - then) > _DRIFT_LIMIT * max(abs(then), _DRIFT_FLOOR):
-                messages.append(
-                    self._once(f"drift {stat}", f"alarm: {stat} moved from {then:.3f} to {now:.3f} since the start")
-                )
+        start = self.first["eval/reward"]
+        rose = reward - start > (self._noise(values, "eval/reward") if _scored(values, "eval/reward") else self.margin)
+        while_rising = f"the reward rose from {start:.3f} to {reward:.3f} while" if rose else ""
+        messages += self._falls(values, while_rising)
+        messages += self._drifts(values, while_rising)
         best = reward > self.best_reward
         if best:
             self.best_reward, self.best_iteration = reward, iteration
@@ -116,6 +121,42 @@ class Monitor:
         self.previous = dict(values)
         return best, [m for m in messages if m], stop
 
+    def _falls(self, values: Mapping[str, float], while_rising: str) -> list[str]:
+        """Judges and diversity that fall while the reward rises."""
+        messages = []
+        for name, value in _gauges(values).items():
+            self.peaks[name] = max(self.peaks.get(name, -math.inf), value)
+            label = name.removeprefix("eval/")
+            if _scored(values, name):
+                before, allowed = self.peaks[name], max(self.margin * abs(self.peaks[name]), self._noise(values, name))
+                meaning = "it may be hacked (best checkpoint kept)"
+            else:
+                before = self.first.get(name, value)
+                allowed = self.drift_margin * abs(before)
+                meaning = "the samples become alike, and the reward may be hacked (best checkpoint kept)"
+            if while_rising and before - value > allowed:
+                fell = f"alarm: {while_rising} {label} fell from {before:.3f} to {value:.3f}; {meaning}"
+                messages.append(self._once(f"hacking {name}", fell))
+        return messages
+
+    def _drifts(self, values: Mapping[str, float], while_rising: str) -> list[str]:
+        """Image statistics that leave the base model's."""
+        messages = []
+        for stat, floor in _DRIFTING.items():
+            now, then = values.get(f"eval/{stat}"), self.first.get(f"eval/{stat}")
+            if now is None or then is None or math.isnan(now) or math.isnan(then):
+                continue
+            share = abs(now - then) / max(abs(then), floor)
+            if share > self.drift_margin:
+                moved = f"{stat} moved from {then:.3g} to {now:.3g}"
+                end = "; the reward may be hacked (best checkpoint kept)" if while_rising else " since the start"
+                messages.append(self._once(f"drift {stat}", f"alarm: {while_rising} {moved}{end}".replace("  ", " ")))
+        return messages
+
+    def _noise(self, values: Mapping[str, float], name: str) -> float:
+        """Half the 95 % interval of the difference of this evaluation from the first."""
+        return math.hypot(_half_width(values, name), _half_width(self.first, name))
+
     def _once(self, key: str, message: str) -> str:
         if key in self.raised:
             return ""
@@ -128,6 +169,16 @@ class Monitor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def _scored(values: Mapping[str, float], name: str) -> bool:
+    """Whether a number is a mean over samples, which has an interval; set metrics have none."""
+    return f"{name}_low" in values
+
+
+def _half_width(values: Mapping[str, float], name: str) -> float:
+    width = (values.get(f"{name}_high", math.nan) - values.get(f"{name}_low", math.nan)) / 2
+    return 0.0 if math.isnan(width) else width
 
 
 def _gauges(values: Mapping[str, float]) -> dict[str, float]:

@@ -88,6 +88,15 @@ class TrainerSettings(RunSettings):
             rewards of one are computed while the next is drawn.
         preview_every: iterations between two image grids; 0 draws only the first and the last.
         reward_timeout: seconds that the rewards of one batch may take before the run stops.
+        sharding: how several processes share the network. ``"none"`` keeps a copy on each, ``"fsdp2"`` divides weights,
+            gradients and optimizer over them, ``"zero2"`` (DeepSpeed) gradients and optimizer; ``"auto"`` does what the
+            file of `accelerate launch` says.
+        shard_classes: class names of the blocks that fsdp2 gathers one at a time; empty finds them.
+        offload_weights: fsdp2 keeps its shards in CPU memory.
+        find_unused_parameters: with copies, search every forward for weights that took no part; None does so where the
+            generator says that it uses a part of its weights at a time.
+        latents_on_cpu: keep sampled trajectories in CPU memory; micro-batches are moved when they are trained on.
+        activation_offload: keep what a backward needs in CPU memory until it does.
         allow_small_clip: go on although the clip range is below the measured first-step log-ratio gap.
         collapse_fraction: stop when the evaluated reward falls below this share of its best value; None never stops.
     """
@@ -95,6 +104,12 @@ class TrainerSettings(RunSettings):
     prompts_per_iteration: int = 8
     group_size: int = 12
     rollout_batch: int | None = None
+    sharding: Literal["auto", "none", "fsdp2", "zero2"] = "auto"
+    shard_classes: tuple[str, ...] = ()
+    offload_weights: bool = False
+    find_unused_parameters: bool | None = None
+    latents_on_cpu: bool = False
+    activation_offload: bool = False
     allow_small_clip: bool = False
     collapse_fraction: float | None = None
 
@@ -130,9 +145,12 @@ class EvaluationSettings:
         seed: seed of the evaluation noise, the same before, during and after.
         train_sampler: also evaluate the sampler that training uses: ``"ends"`` before and after training,
             ``"always"`` or ``"never"``.
-        gauges: named rewards or set metrics that are measured but never optimised.
-        alarm_margin: an alarm is logged when the reward rose since the first evaluation while a gauge fell by more
-            than this from its best value.
+        gauges: named rewards or set metrics that are measured but never optimised. Without a set metric among them,
+            `PairwiseDiversity` is measured as `diversity`.
+        alarm_margin: an alarm is logged when the reward rose since the first evaluation while a judge (a gauge with a
+            value per sample) fell from its best by more than this share of it, and by more than the noise.
+        drift_margin: the same for the diversity within a prompt and for image statistics, as a share of what the base
+            model reads on the same noise.
     """
 
     every: int = 5
@@ -143,13 +161,15 @@ class EvaluationSettings:
     train_sampler: Literal["ends", "always", "never"] = "ends"
     gauges: dict[str, Any] = field(default_factory=dict)
     alarm_margin: float = 0.05
+    drift_margin: float = 0.3
 
     def __post_init__(self) -> None:
         for name, low in [("every", 0), ("samples_per_prompt", 1), ("steps", 1), ("batch", 1)]:
             if getattr(self, name) < low:
                 raise ValueError(f"evaluation.{name} = {getattr(self, name)} is too small; the least is {low}")
-        if not self.alarm_margin >= 0:
-            raise ValueError(f"evaluation.alarm_margin = {self.alarm_margin} must not be negative")
+        for name in ("alarm_margin", "drift_margin"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"evaluation.{name} = {getattr(self, name)} must not be negative")
         for name, gauge in self.gauges.items():
             if not callable(gauge) and not hasattr(gauge, "measure"):
                 raise ValueError(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -82,11 +85,69 @@ def test_pairwise_distance_equals_brute_force_and_skips_single_prompts():
     assert np.isnan(PairwiseDiversity().measure(media, list("abcdef"), [{}] * 6)["pairwise_distance"])
 
 
+def test_the_same_text_over_different_images_is_not_one_prompt():
+    media = torch.tensor([0.0, 0.0, 1.0, 1.0])[:, None, None, None].expand(4, 1, 2, 2)
+    metadata = [{"image": "a.png"}, {"image": "a.png"}, {"image": "b.png"}, {"image": "b.png"}]
+    assert PairwiseDiversity().measure(media, ["edit"] * 4, metadata)["pairwise_distance"] == 0.0
+    assert PairwiseDiversity().measure(media, ["edit"] * 4, [{}] * 4)["pairwise_distance"] == pytest.approx(2 / 3)
+
+
+def test_large_pictures_and_long_videos_are_reduced_first():
+    generator = torch.Generator().manual_seed(0)
+    small = torch.rand(4, 3, 8, 8, generator=generator)
+    large = small.repeat_interleave(16, -1).repeat_interleave(16, -2)
+    grain = (large + 0.2 * (torch.rand(large.shape, generator=generator) - 0.5)).clamp(0, 1)
+
+    def measured(media, **arguments):
+        return PairwiseDiversity(**arguments).measure(media, ["a"] * 4, [{}] * 4)["pairwise_distance"]
+
+    assert measured(large, size=8) == pytest.approx(measured(small)) == pytest.approx(measured(large, size=None))
+    assert measured(grain, size=8) == pytest.approx(measured(small), rel=0.02)
+    video = small[:, None].expand(4, 30, 3, 8, 8)
+    assert measured(video) == pytest.approx(measured(small))
+    with pytest.raises(ValueError, match="frames = 0 must be at least 1"):
+        PairwiseDiversity(frames=0)
+
+
+def by_hand(image):
+    """Statistics of one image [3, H, W] by plain loops over pixels."""
+    _, height, width = image.shape
+    pixels = [[image[:, y, x].tolist() for x in range(width)] for y in range(height)]
+    grey = [[sum(p) / 3 for p in row] for row in pixels]
+    flat = [p for row in pixels for p in row]
+    colors, levels = Counter(tuple(int(c * 8) for c in p) for p in flat), Counter(int(sum(p) / 3 * 32) for p in flat)
+    steps = [(grey[y][x + 1] - grey[y][x]) ** 2 for y in range(height) for x in range(width - 1)]
+    steps += [(grey[y + 1][x] - grey[y][x]) ** 2 for y in range(height - 1) for x in range(width)]
+
+    def bits(counts):
+        return -sum(n / len(flat) * math.log2(n / len(flat)) for n in counts.values())
+
+    return {
+        "brightness": np.mean(grey), "dark_share": np.mean([v < 0.1 for row in grey for v in row]),
+        "saturated_share": np.mean([v > 0.9 for row in grey for v in row]), "edge_energy": np.mean(steps),
+        "entropy": bits(levels), "color_saturation": np.mean([max(p) - min(p) for p in flat]),
+        "color_entropy": bits(colors),
+    }  # fmt: skip
+
+
+def test_statistics_equal_loops_over_pixels(monkeypatch):
+    media = torch.rand(3, 3, 5, 6, generator=torch.Generator().manual_seed(0)) ** 3
+    one_by_one = [by_hand(image) for image in media]
+    expected = {name: np.mean([found[name] for found in one_by_one]) for name in one_by_one[0]}
+    assert image_statistics(media) == pytest.approx(expected, rel=1e-5)
+    monkeypatch.setattr("genrl.rewards.statistics.PIXELS_AT_ONCE", 60)  # two images at once
+    assert image_statistics(media) == pytest.approx(expected, rel=1e-5)
+
+
 def test_statistics_of_known_images():
     black, white = torch.zeros(2, 3, 8, 8), torch.ones(2, 3, 8, 8)
     assert image_statistics(black) == {
         "brightness": 0.0, "dark_share": 1.0, "saturated_share": 0.0, "edge_energy": 0.0, "entropy": 0.0,
+        "color_saturation": 0.0, "color_entropy": 0.0,
     }  # fmt: skip
+    red = torch.tensor([1.0, 0.0, 0.0])[:, None, None].expand(2, 3, 8, 8)
+    assert image_statistics(red)["color_saturation"] == 1.0
+    assert "color_entropy" not in image_statistics(red[:, :1])  # grey pictures have no colours
     assert image_statistics(white)["saturated_share"] == 1.0
     board = (torch.arange(8)[:, None] + torch.arange(8)).remainder(2).float().expand(2, 1, 8, 8)
     checker = image_statistics(board)

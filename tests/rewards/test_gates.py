@@ -150,7 +150,7 @@ def test_conditions_that_make_no_sense_are_refused(arguments, message):
 
 def test_a_gate_needs_one_number_and_not_a_dictionary_of_them():
     compose = Compose({"easy": Given(), "pair": pair}, gates={"easy": Gate("pair", at_least=0.5)})
-    with pytest.raises(ValueError, match="a gate names 'pair'.*did you mean 'pair/"):
+    with pytest.raises(ValueError, match=r"a gate names 'pair'.*did you mean 'pair/"):
         compose(media_of([0.5]), ["p"], [{}])
 
 
@@ -218,7 +218,7 @@ def test_groups_that_cannot_work_are_refused(arguments, message):
 
 def test_values_that_a_product_cannot_take_are_refused():
     group = Conjunction({"a": lambda media, *_: media[:, 0, 0, 0] - 1}, mode="product")
-    with pytest.raises(RuntimeError, match="'a' is -0.5"):
+    with pytest.raises(RuntimeError, match=r"'a' is -0\.5"):
         scored(group, [0.5, 1.0])
     with pytest.raises(RuntimeError, match="criterion 'a' returns a/low, a/high"):
         scored(Conjunction({"a": pair}, {"a": 0.5}), [0.5])
@@ -242,7 +242,7 @@ def test_training_never_computes_what_is_held_out_and_evaluation_does():
     assert Compose({"proxy": Given()}).for_training().weights == {"proxy": 1.0}
     with pytest.raises(ValueError, match="'slow' is held out, but has weight 1"):
         Compose(rewards, held_out=["slow"], weights={"slow": 1.0})
-    with pytest.raises(ValueError, match="held_out names 'slo'.*did you mean 'slow'"):
+    with pytest.raises(ValueError, match=r"held_out names 'slo'.*did you mean 'slow'"):
         Compose(rewards, held_out=["slo"])
 
 

@@ -1,18 +1,25 @@
 """Alarms about rewards that are hacked, and the best evaluation so far."""
 
 import math
+import random
 
 import pytest
+import torch
 import toy
 
 from genrl.algorithms import PolicyGradient
 from genrl.diffusion import FlowSDE, Sampler, Schedule
+from genrl.rewards import image_statistics
 from genrl.training.checkpoint import find_checkpoint, load_state
 from genrl.training.monitor import Monitor
 
 
-def values(reward, **gauges):
-    return {"eval/reward": reward, **{f"eval/{name}": value for name, value in gauges.items()}}
+def values(reward, noise=0.0, judge=None, **others):
+    """An evaluation: a reward and a judge with their intervals, and numbers without one."""
+    named = {"reward": reward} if judge is None else {"reward": reward, "judge": judge}
+    found = {f"eval/{name}": value for name, value in (named | others).items()}
+    found |= {f"eval/{n}_{side}": v + s * noise for n, v in named.items() for side, s in (("low", -1), ("high", 1))}
+    return found
 
 
 def test_an_alarm_is_raised_once_when_the_reward_rises_and_the_judge_falls():
@@ -42,15 +49,107 @@ def test_the_judge_is_compared_with_its_best_value_and_not_with_the_first():
 def test_distances_intervals_and_bookkeeping_are_not_judges():
     monitor = Monitor(margin=0.05)
     names = ("spread_nn", "spread_rec", "judge_low", "judge_high", "weight_change", "uses_ema")
-    monitor.after_evaluation(0, values(0.5, **dict.fromkeys(names, 0.8)))
-    assert monitor.after_evaluation(1, values(0.9, **dict.fromkeys(names, 0.1)))[1] == []
+    monitor.after_evaluation(0, values(0.5, judge=0.8, **dict.fromkeys(names, 0.8)))
+    assert monitor.after_evaluation(1, values(0.9, judge=0.8, **dict.fromkeys(names, 0.1)))[1] == []
 
 
-def test_image_statistics_that_drift_raise_an_alarm():
+def test_a_judge_within_its_noise_or_while_the_reward_has_not_clearly_risen_is_silent():
+    for noise, reward, judge, alarm in [
+        (0.00, 0.6, 0.70, True),
+        (0.10, 0.6, 0.70, False),  # the reward's rise is within its noise
+        (0.05, 0.6, 0.74, False),  # the judge's fall is
+        (0.05, 0.6, 0.70, True),
+    ]:
+        monitor = Monitor(0.05)
+        monitor.after_evaluation(0, values(0.5, noise, judge=0.8))
+        assert bool(monitor.after_evaluation(1, values(reward, noise, judge=judge))[1]) == alarm
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, -1.0])
+def test_alarms_do_not_depend_on_the_scale_of_a_reward(scale):
+    """HPSv2 reads .28 and PickScore 21; both have the same alarms."""
+    monitor = Monitor(0.05)
+    rise, fall = (0.1, 0.12) if scale > 0 else (-0.1, -0.12)
+    monitor.after_evaluation(0, values(0.5 * scale, abs(0.01 * scale), judge=0.8 * scale))
+    assert monitor.after_evaluation(1, values((0.5 + rise) * scale, abs(0.01 * scale), judge=0.8 * scale))[1] == []
+    found = monitor.after_evaluation(2, values((0.5 + rise) * scale, abs(0.01 * scale), judge=(0.8 - fall) * scale))
+    assert len(found[1]) == 1
+
+
+def test_diversity_is_compared_with_the_base_model_and_only_its_fall_counts():
+    for last, alarm in [(0.30, False), (0.16, False), (0.13, True)]:
+        monitor = Monitor(0.05, drift_margin=0.3)
+        monitor.after_evaluation(0, values(0.5, diversity_pairwise_distance=0.2))
+        _, messages, _ = monitor.after_evaluation(1, values(0.7, diversity_pairwise_distance=last))
+        assert bool(messages) == alarm
+        if alarm:
+            assert "diversity_pairwise_distance fell from 0.200 to 0.130; the samples become alike" in messages[0]
+
+
+# ------------------------------------------------------------------------------------------------ image statistics
+
+# What UniRL#407 reports of an OCR reward without a KL penalty: pictures turn black within 21 evaluations.
+UNIRL = {"stats/dark_share": (0.451, 0.926), "stats/edge_energy": (0.0080, 0.0032), "stats/color_entropy": (5.0, 2.3)}
+
+
+def test_the_numbers_of_a_run_that_turned_black_raise_alarms_long_before_its_end():
+    monitor, when = Monitor(0.05), {}
+    for k in range(21):
+        stats = {name: a + (b - a) * k / 20 for name, (a, b) in UNIRL.items()}
+        for message in monitor.after_evaluation(5 * k, values(0.3 + 0.03 * k, 0.01, **stats))[1]:
+            name = next(n for n in UNIRL if n in message)
+            when[name] = k
+            assert f"the reward rose from 0.300 to {0.3 + 0.03 * k:.3f} while {name} moved from" in message
+            assert "may be hacked" in message
+    assert set(when) == set(UNIRL) and max(when.values()) <= 12
+
+
+def test_ordinary_fluctuation_is_silent():
+    """Rising reward, statistics that wander by 15 % (what healthy digit runs show) or differ by a small share."""
+    rng = random.Random(0)
+    base = {"stats/dark_share": 0.45, "stats/saturated_share": 0.01, "stats/edge_energy": 0.008, "stats/entropy": 3.2,
+            "stats/color_entropy": 5.0, "stats/color_saturation": 0.2, "stats/brightness": 0.3,
+            "diversity_pairwise_distance": 0.2}  # fmt: skip
+    monitor = Monitor(0.05)
+    for k in range(50):
+        moved = {n: v * (1 + (k > 0) * rng.uniform(-0.15, 0.15)) for n, v in base.items()}
+        moved["stats/saturated_share"] = rng.uniform(0, 0.05)
+        judge = 0.8 + 0.15 * k / 50 + rng.uniform(-0.015, 0.015)
+        assert monitor.after_evaluation(k, values(0.5 + 0.4 * k / 50, 0.02, judge=judge, **moved))[1] == []
+
+
+def pictures(darkness):
+    """Eight coloured pictures with texture, of which a share of the rows has gone black."""
+    generator = torch.Generator().manual_seed(0)
+    media = torch.nn.functional.interpolate(
+        torch.rand(8, 3, 12, 12, generator=generator), scale_factor=4, mode="bilinear"
+    )
+    media[:, :, : int(48 * darkness)] = 0.0
+    return media
+
+
+def test_pictures_that_turn_black_raise_alarms_and_others_of_the_same_kind_do_not():
+    monitor = Monitor(0.05)
+    found = []
+    for k in range(11):
+        stats = {f"stats/{name}": value for name, value in image_statistics(pictures(k / 10)).items()}
+        found += monitor.after_evaluation(k, values(0.5 + 0.04 * k, **stats))[1]
+    named = {
+        name for name in ("dark_share", "edge_energy", "color_entropy", "color_saturation") for m in found if name in m
+    }
+    assert named == {"dark_share", "edge_energy", "color_entropy", "color_saturation"}
+    monitor = Monitor(0.05)
+    for k, shift in enumerate((0.0, 0.05, -0.05, 0.02)):
+        media = (pictures(0.2) + shift).clamp(0, 1)
+        stats = {f"stats/{name}": value for name, value in image_statistics(media).items()}
+        assert monitor.after_evaluation(k, values(0.5 + 0.1 * k, **stats))[1] == []
+
+
+def test_a_drift_without_a_rising_reward_is_told_as_such():
     monitor = Monitor(margin=0.05)
     monitor.after_evaluation(0, values(0.5, **{"stats/dark_share": 0.45}))
     messages = monitor.after_evaluation(1, values(0.5, **{"stats/dark_share": 0.93}))[1]
-    assert len(messages) == 1 and "stats/dark_share moved from 0.450 to 0.930" in messages[0]
+    assert messages == ["alarm: stats/dark_share moved from 0.45 to 0.93 since the start"]
 
 
 def test_collapse_stops_only_when_asked_for():
