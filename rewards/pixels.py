@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Resize = Literal["shortest", "longest", "squash", "none"]
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
 
@@ -18,7 +19,8 @@ class Pixels:
     """Frames [N, C, H, W] in [0, 1], C = 1 or 3 -> float32 pixel values [N, 3, h, w].
 
     The same steps as a model's own processor. That one works on 8-bit images, this one on floats: pixels in [0, 1]
-    differ by up to 2/255 after resizing and by rounding (1e-6) without.
+    differ by up to 2/255 after resizing and by rounding (1e-6) without. Pillow 13 resizes some images that are not
+    square height first, which shifts pixels at hard black or white edges by up to 12/255.
 
     Args:
         size: (height, width) that `resize` aims at.
@@ -27,13 +29,14 @@ class Pixels:
         crop: (height, width) that is cut from the centre; smaller frames are padded with black. None: no crop.
         mean, std: of the normalisation, one a channel.
         interpolation: "bicubic" or "bilinear", always with antialiasing.
-        clip: cut what bicubic interpolation overshoots, as 8-bit images do. The gradient is 0 there.
+        clip: cut what bicubic interpolation overshoots, as 8-bit images do, after each direction. The gradient is 0
+            there.
         crop_rounds: where the crop is off-centre by half a pixel, round its corner (torchvision: to even numbers)
             instead of rounding down (transformers).
     """
 
     size: tuple[int, int]
-    resize: Literal["shortest", "longest", "squash", "none"]
+    resize: Resize
     crop: tuple[int, int] | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -90,11 +93,11 @@ class Pixels:
             )
         pixels = frames.float().expand(-1, 3, -1, -1)
         height, width = self.resized(*pixels.shape[-2:])
-        if (height, width) != tuple(pixels.shape[-2:]):
-            pixels = F.interpolate(
-                pixels, (height, width), mode=self.interpolation, align_corners=False, antialias=True
-            )
-            pixels = pixels.clamp(0, 1) if self.clip else pixels
+        # torchvision and most versions of Pillow resize the width first.
+        for size in ((pixels.shape[-2], width), (height, width)) if self.clip else ((height, width),):
+            if size != tuple(pixels.shape[-2:]):
+                pixels = F.interpolate(pixels, size, mode=self.interpolation, align_corners=False, antialias=True)
+                pixels = pixels.clamp(0, 1) if self.clip else pixels
         pixels = self._centre(pixels) if self.crop else pixels
         mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (self.mean, self.std))
         return (pixels - mean) / std
@@ -124,7 +127,7 @@ class Pixels:
         return pixels[..., top : top + high, left : left + wide]
 
 
-def _resize_of(steps: Mapping[str, Any], name: str) -> tuple[Any, tuple[int, int]]:
+def _resize_of(steps: Mapping[str, Any], name: str) -> tuple[Resize, tuple[int, int]]:
     """`Pixels.resize` and `.size` of a processor's settings."""
     if not steps.get("do_resize", True):
         return "none", (0, 0)

@@ -44,7 +44,7 @@ def load_transformers(owner: str, model: str, processor: str | None = None, text
             raise ValueError(f"{type(network).__name__} has no text features in the space of its image features")
     with explained(owner, processor or model):
         pixels = Pixels.of_processor(AutoImageProcessor.from_pretrained(processor or model))
-        tokenizer = AutoTokenizer.from_pretrained(processor or model) if text else None
+        tokenizer: Any = AutoTokenizer.from_pretrained(processor or model) if text else None
 
     def image(pixel_values: Tensor) -> Tensor:
         features = getattr(network, "get_image_features", network)
@@ -172,12 +172,10 @@ def _check_architecture(owner: str, model: str, pretrained: str | None) -> None:
     if not tag:
         known = open_clip.list_pretrained_tags_by_model(model.replace("/", "-"))
         raise ValueError(f"{owner}: {model} has no weights {pretrained!r}; {nearest_name(pretrained, known)}")
-    needs, has = bool(tag.get("quick_gelu")), bool(config.get("quick_gelu"))
-    if needs != has:
-        twin = f"{model}-quickgelu" if needs else model.removesuffix("-quickgelu")
+    if tag.get("quick_gelu") and not config.get("quick_gelu"):
         raise ValueError(
-            f"{owner}: the weights {pretrained!r} were trained with {'QuickGELU' if needs else 'GELU'}, {model} has "
-            f"the other activation and would give wrong values. Use the model {twin!r}."
+            f"{owner}: the weights {pretrained!r} were trained with QuickGELU, {model} has GELU and would give wrong "
+            f"values. Use the model '{model}-quickgelu'."
         )
 
 
