@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import genrl
 from genrl import cli_policies as policies
+from genrl import cli_serve
 
 Arguments = argparse.Namespace
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main_parser() -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
     return argparse.ArgumentParser(
         prog="genrl",
         usage="genrl COMMAND ...",
@@ -339,6 +340,7 @@ COMMANDS = {
     "compare": Command("compare two evaluations of policies", policies.configure_compare, policies.compare),
     "export": Command("write a one-step policy as ONNX", policies.configure_export, policies.export),
     "report": Command("write the HTML report of a run", _configure_run, _report),
+    "serve-reward": Command("serve a reward over HTTP, for RemoteReward", cli_serve.configure, cli_serve.serve, True),
     "doctor": Command("show versions, devices and what is missing", lambda parser: None, _doctor),
 }
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .base import reward_name
 from .vlm_model import VisionLanguageModel, VLMOptions, chunks
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
@@ -31,11 +32,12 @@ class _VLMReward:
     differentiable = True
 
     def __init__(self, model: str, options: VLMOptions) -> None:
-        self.vlm = VisionLanguageModel(model, options)
+        self.model, self.options = str(model), options
+        self.vlm = VisionLanguageModel(model, options, reward_name(self))
 
     def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
         """Load the model, and find out whether gradients pass its processor (`differentiable`)."""
-        self.vlm.prepare(device)
+        self.vlm.prepare(device, progress)
         self.differentiable = self.vlm.differentiable
 
     @classmethod
@@ -43,7 +45,7 @@ class _VLMReward:
         """The same reward with a tiny random model in `folder`."""
         from genrl import tiny
 
-        return {**arguments, "model": str(tiny.saved_vlm(folder / "vlm")), "options": VLMOptions(frames=2)}
+        return {**arguments, "model": str(tiny.saved_vlm(folder / "vlm"))}
 
 
 class VLMLikelihood(_VLMReward):
@@ -168,7 +170,7 @@ class VLMLikelihood(_VLMReward):
         """[N] for N questions about samples `about` of media."""
         forms = [[*self._forms(answer), *self._forms(other or answer)] for _, answer, other in asked]  # 4 each
         known = torch.tensor([[form is not None for form in row] for row in forms])
-        answers = [[form if form is not None else row[0] for form in row] for row in forms]
+        answers = [[form or answer for form in row] for row, (_, answer, _) in zip(forms, asked, strict=True)]
         if self.value != "two_way":
             known, answers = known[:, :2], [row[:2] for row in answers]
         logs = self.vlm.log_likelihoods(media, [question for question, _, _ in asked], answers, about)
@@ -321,14 +323,15 @@ class VLMRegressionHead(_VLMReward):
         """The same reward with a tiny random model and a random head for it in `folder`."""
         from safetensors.torch import save_file
 
-        head = str(folder / "head.safetensors")
-        changed = super().tiny_arguments(arguments, folder) | {"reward_tokens": None, "head": head}
-        vlm = VisionLanguageModel(changed["model"], changed["options"])
+        changed = super().tiny_arguments(arguments, folder)
+        vlm = VisionLanguageModel(changed["model"], VLMOptions(), "tiny")
         vlm.prepare()
-        count = len(arguments.get("names") or arguments.get("mean") or arguments.get("reward_tokens") or [0])
-        weight = torch.randn(count, vlm.hidden_size, generator=torch.Generator().manual_seed(0))
+        names = arguments.get("names") or arguments.get("reward_tokens") or ["score"]
+        count = len(arguments.get("mean") or arguments.get("std") or names)
+        weight = torch.randn(count, vlm.hidden_size, generator=torch.Generator().manual_seed(0)) / vlm.hidden_size**0.5
+        head = folder / f"head_{count}.safetensors"
         save_file({"weight": weight}, head)
-        return changed
+        return changed | {"head": str(head), "reward_tokens": None}
 
 
 def fill(template: str, media: Tensor, **fields: str) -> str:

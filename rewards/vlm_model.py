@@ -12,10 +12,14 @@ import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from .encoders import _progress_bars as progress_bars
+from .encoders import explained
 
 Inputs = dict[str, Any]
 
@@ -58,6 +62,12 @@ class VLMOptions:
                 if field not in self.plain_format:
                     raise ValueError(f"plain_format {self.plain_format!r} has no {field}; it says where that goes.")
 
+    @classmethod
+    def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Options that suit a tiny model on a CPU."""
+        own = dict.fromkeys(("device", "plain_format", "attention", "processor"))
+        return {**arguments, **own, "dtype": "float32", "frames": 2}
+
 
 class VisionLanguageModel:
     """Log-likelihoods of answers, and hidden states, given frames and a question.
@@ -65,12 +75,13 @@ class VisionLanguageModel:
     Args:
         model: hub id or folder, for `AutoModelForImageTextToText` and `AutoProcessor`.
         options: see `VLMOptions`.
+        owner: name of the reward, for messages.
 
     `differentiable` is True until `prepare` has found that the processor cuts the graph; `obstacle` then says how.
     """
 
-    def __init__(self, model: str, options: VLMOptions) -> None:
-        self.id, self.options = str(model), options
+    def __init__(self, model: str, options: VLMOptions, owner: str = "the reward") -> None:
+        self.id, self.options, self.owner = str(model), options, owner
         self.differentiable, self.obstacle = True, ""
         self._model: Any = None
         self._processor: Any = None
@@ -78,18 +89,29 @@ class VisionLanguageModel:
 
     # ------------------------------------------------------------------------------------------------ loading
 
-    def prepare(self, device: Any = "cpu") -> None:
-        """Load the model, once, and find out whether gradients pass its processor."""
+    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
+        """Load the model, once, and find out whether gradients pass its processor.
+
+        Raises:
+            OSError: it cannot be found or read, or lacks weights.
+            ValueError: the processor has no chat template and there is no `plain_format`, or `checkpointing` is not
+                possible.
+        """
         device = torch.device(self.options.device or device)
         if self._model is None:
-            self._processor = _load_processor(self.id, self.options.processor or {})
+            with explained(self.owner, self.id):
+                self._processor = _load_processor(self.id, self.options.processor or {})
             if self.chat_template is None and self.options.plain_format is None:
                 raise ValueError(
                     f"the processor of {self.id} has no chat template; say what the model is sent, e.g. "
                     'options.plain_format: "{image}{question}\\n".'
                 )
             self._find_out_about_gradients()
-            self._model = _load_model(self.id, self.options)
+            with explained(self.owner, self.id), progress_bars(progress):
+                model = _load_model(self.id, self.options)
+            if self.options.checkpointing:
+                _checkpoint_layers(model)
+            self._model = model.eval().requires_grad_(False)
         self._model.to(device)
 
     @property
@@ -236,7 +258,7 @@ class VisionLanguageModel:
         parts = []
         for rows in chunks(len(questions), self.options.batch_size):
             inputs = self.inputs(media[rows], questions[rows])
-            states = self._model.base_model(**self._ready(inputs), use_cache=False).last_hidden_state  # [b, L, D]
+            states = self._call(self._model.base_model, inputs).last_hidden_state  # [b, L, D]
             if not tokens:
                 parts.append(states[:, -1:])
                 continue
@@ -294,13 +316,16 @@ class VisionLanguageModel:
     def _log_probs(self, inputs: Inputs, last: int) -> Tensor:
         """[b, last, V] float32 of the tokens after each of the last positions."""
         keep = {"logits_to_keep": last} if "logits_to_keep" in inspect.signature(self._model.forward).parameters else {}
-        logits = self._model(**self._ready(inputs), use_cache=False, **keep).logits
+        logits = self._call(self._model, inputs, **keep).logits
         return logits[:, -last:].float().log_softmax(-1)
 
-    def _ready(self, inputs: Inputs) -> Inputs:
-        """On the model's device; pixels in its dtype."""
-        ready = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        return {n: v.to(self._model.dtype) if n.startswith("pixel_values") else v for n, v in ready.items()}
+    def _call(self, module: Any, inputs: Inputs, **options: Any) -> Any:
+        """The output for inputs on the model's device, pixels in its dtype; values do not depend on the caller."""
+        device, dtype = self.device, self._model.dtype
+        ready = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        ready = {n: v.to(dtype) if n.startswith("pixel_values") else v for n, v in ready.items()}
+        with torch.autocast(device.type, enabled=False):
+            return module(**ready, use_cache=False, **options)
 
 
 def chunks(count: int, size: int) -> Iterator[slice]:
@@ -331,8 +356,7 @@ def _as_8_bit(sample: Tensor) -> Any:
 
 
 def _load_processor(model: str, settings: dict[str, Any]) -> Any:
-    transformers = _transformers()
-    processor = transformers.AutoProcessor.from_pretrained(model, **settings)
+    processor = _transformers().AutoProcessor.from_pretrained(model, **settings)
     processor.tokenizer.padding_side = "left"  # answers then start in the same column
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
@@ -346,13 +370,7 @@ def _load_model(model: str, options: VLMOptions) -> Any:
     )
     if facts["missing_keys"]:
         missing = sorted(facts["missing_keys"])
-        raise ValueError(
-            f"{model} has no weights for {len(missing)} parameters ({', '.join(missing[:3])}, ...), which would stay "
-            "random. Give the checkpoint of a whole model; an adapter must be merged first."
-        )
-    loaded.eval().requires_grad_(False)
-    if options.checkpointing:
-        _checkpoint_layers(loaded)
+        raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}; they would stay random")
     return loaded
 
 
