@@ -71,7 +71,7 @@ class Pixels:
         """The steps of an open_clip model's preprocessing configuration (`model.visual.preprocess_cfg`)."""
         size = config["size"]
         pair = (size, size) if isinstance(size, int) else tuple(size)
-        mode = config.get("resize_mode") or "shortest"
+        mode: Resize = config.get("resize_mode") or "shortest"
         if config.get("fill_color", 0) not in (0, None):
             raise ValueError(f"open_clip pads with colour {config['fill_color']}; only black, 0, is known.")
         return cls(
