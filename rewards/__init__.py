@@ -13,9 +13,10 @@ from .diversity import DigitSpread, PairwiseDiversity
 from .embedding import EmbeddingDiversity, ImageEmbedding
 from .function import FunctionReward
 from .gates import Conjunction, Gate
+from .image_reward import ImageReward
 from .motion import DynamicDegree, MotionSmoothness, displacement
 from .ocr import OCRReward
-from .preference import HPSv2, ImageReward, PickScore
+from .preference import HPSv2, PickScore
 from .remote import RemoteReward, RemoteRewardError
 from .statistics import image_statistics
 from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from genrl.rewards import HPSv2, ImageReward, PickScore, check_reward, score
+from genrl.rewards import HPSv2, PickScore, check_reward, score
 from genrl.tiny import saved_clip, saved_open_clip
 
 PROMPTS = ["a red cat", "two dogs", "snow"]
@@ -132,89 +129,6 @@ def test_hub_ids_are_named_when_offline(monkeypatch):
     for reward, name in ((HPSv2(), "xswu/HPSv2"), (PickScore(), "yuvalkirstain/PickScore_v1")):
         with pytest.raises(OSError, match=f"cannot load '{name}'.*HF_HUB_OFFLINE is set"):
             reward.prepare("cpu", progress=False)
-
-
-class FakeImageReward(torch.nn.Module):
-    """The interface of the package's model: a tokenizer, and a reward of (ids, mask, pixels)."""
-
-    def __init__(self):
-        super().__init__()
-        self.blip = SimpleNamespace(tokenizer=self.tokenize)
-        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 3))
-        self.sizes = []
-
-    @staticmethod
-    def tokenize(prompts, padding=None, truncation=False, max_length=None, return_tensors=None):
-        ids = [[ord(letter) for letter in prompt] for prompt in prompts]
-        if not truncation:
-            return {"input_ids": ids}
-        ids = torch.tensor([(line + [0] * max_length)[:max_length] for line in ids])
-        tokens = SimpleNamespace(input_ids=ids, attention_mask=(ids > 0).long())
-        tokens.to = lambda device: tokens
-        return tokens
-
-    def score_gard(self, prompt_ids, prompt_attention_mask, image):
-        assert prompt_ids.shape[1] == 35 and image.shape[1:] == (3, 224, 224)
-        self.sizes.append(len(image))
-        text = (prompt_ids * prompt_attention_mask).float().mean(1)
-        return ((image.mean((2, 3)) * self.weight).sum(1) + 0.01 * text)[:, None]
-
-
-@pytest.fixture
-def fake_package(monkeypatch):
-    loaded = []
-
-    def load(name, device, med_config):
-        loaded.append((name, device, med_config, FakeImageReward()))
-        return loaded[-1][-1]
-
-    monkeypatch.setitem(sys.modules, "ImageReward", SimpleNamespace(load=load))
-    return loaded
-
-
-def test_image_reward_calls_the_package_on_prepared_images(fake_package):
-    reward = ImageReward("weights.pt", med_config="med.json", batch_size=2)
-    reward.prepare("cpu", progress=False)
-    media = pictures(3, 40, 57)
-    values = score(reward, media, PROMPTS)["image_reward"]
-    (name, device, med_config, network) = fake_package[0]
-    assert (name, device, med_config, network.sizes) == ("weights.pt", "cpu", "med.json", [2, 1])
-    assert not network.training and not network.weight.requires_grad
-    tokens = network.tokenize(PROMPTS, truncation=True, max_length=35)
-    expected = network.score_gard(tokens.input_ids, tokens.attention_mask, reward.pixels(media))[:, 0]
-    torch.testing.assert_close(values, expected)
-
-
-def test_image_reward_prepares_images_as_the_package_does(fake_package):
-    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
-
-    normalise = Normalize((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-    transform = Compose([Resize(224, InterpolationMode.BICUBIC), CenterCrop(224), ToTensor(), normalise])
-    media = torch.nn.functional.interpolate(pictures(2, 8, 10), (250, 301), mode="bilinear")
-    media = (media * 255).round() / 255
-    expected = torch.stack([transform(image) for image in as_pil(media)])
-    assert (ImageReward.pixels(media) - expected).abs().max() < 2 / 255 / 0.26
-
-
-def test_image_reward_scores_videos_and_passes_gradients(fake_package):
-    reward = ImageReward(batch_size=3)
-    assert check_reward(reward) == []
-    video = pictures(6).unflatten(0, (2, 3))
-    expected = torch.stack([reward(video[:, i], PROMPTS[:2], [{}] * 2) for i in range(3)]).mean(0)
-    torch.testing.assert_close(reward(video, PROMPTS[:2], [{}] * 2), expected)
-    with pytest.warns(UserWarning, match="ImageReward: 1 of 2 prompts have more than 35 tokens"):
-        ImageReward()(pictures(2), ["short", "l" * 50], [{}] * 2)
-
-
-def test_image_reward_without_its_package(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "ImageReward", None)
-    with pytest.raises(ImportError, match="image-reward"):
-        ImageReward().prepare("cpu", progress=False)
-    monkeypatch.delitem(sys.modules, "ImageReward")
-    (tmp_path / "ImageReward.py").write_text("import a_module_that_is_not_there\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"is installed, but its import fails: .*a_module_that_is_not_there"):
-        ImageReward().prepare("cpu", progress=False)
 
 
 @pytest.mark.parametrize("kind", ["pickscore", "hps"])
