@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+PROMPT_REWARDS = "prompt_rewards.jsonl"
 NAN = float("nan")
 
 
@@ -176,6 +177,11 @@ def find_samples(folder: Path) -> list[tuple[int, Path]]:
     """(iteration, file) of the sample grids `iteration-000030.png` in a folder, ascending."""
     found = [(re.fullmatch(r"iteration-(\d+)\.png", file.name), file) for file in folder.glob("iteration-*.png")]
     return sorted((int(match.group(1)), file) for match, file in found if match)
+
+
+def film_of(grid: Path) -> Path | None:
+    """The moving grid beside the grid of a video generator, if it was written."""
+    return next((film for end in (".webp", ".gif") if (film := grid.with_suffix(end)).is_file()), None)
 
 
 def event_name(event: Mapping[str, Any]) -> str:

@@ -142,7 +142,7 @@ def details(title: str, body: str, inner: bool = True) -> str:
 
 
 def image(file: Path, caption: str) -> str:
-    """A picture with a caption, embedded in the page; a note in its place if the file cannot be read."""
+    """A picture (it may move) with a caption, embedded in the page; a note in its place if the file cannot be read."""
     from PIL import Image, UnidentifiedImageError
 
     data = file.read_bytes()
@@ -150,15 +150,16 @@ def image(file: Path, caption: str) -> str:
         with Image.open(io.BytesIO(data)) as picture:
             picture.load()
             width, height = picture.size
+            kind = Image.MIME.get(picture.format or "", "image/png")
     except (OSError, SyntaxError, UnidentifiedImageError):  # Pillow reports broken PNG chunks as SyntaxError
         damaged = absent(f"{file.name} is damaged.")
         return f'<figure class="shot"><figcaption>{escape(caption)}</figcaption>{damaged}</figure>'
     # Small pictures are enlarged by the page: show their pixels instead of a blur.
-    kind = ' class="pixels"' if width < 400 else ""
-    source = f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+    pixels = ' class="pixels"' if width < 400 else ""
+    source = f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
     return (
         f'<figure class="shot"><figcaption>{escape(caption)}</figcaption>'
-        f'<img{kind} src="{source}" width="{width}" height="{height}" alt="{escape(caption)}"></figure>'
+        f'<img{pixels} src="{source}" width="{width}" height="{height}" alt="{escape(caption)}"></figure>'
     )
 
 

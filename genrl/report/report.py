@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from genrl.report import diagnostics, policy, sections
+from genrl.report import diagnostics, policy, prompts, sections
 from genrl.report.data import RunData, load_run
 from genrl.report.page import page, write_page
 
@@ -35,6 +35,7 @@ def _generator_parts(run: RunData) -> tuple[Part, ...]:
         sections.results,
         sections.alarms,
         sections.samples,
+        prompts.prompts,
         sections.curves,
         diagnostics.ratios,
         diagnostics.training,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from genrl.report.charts import Series, line_chart, number
-from genrl.report.data import NAN, RunData, as_float, event_name
+from genrl.report.data import NAN, RunData, as_float, event_name, film_of
 from genrl.report.page import absent, chart_grid, details, duration, image, section, table
 from genrl.report.views import SAMPLERS, Gauge, against_cost, by_unit, gauges, over_iterations, reward_names
 
 STATUS_COLOUR = {"finished": "good", "interrupted": "warn", "unfinished": "warn", "failed": "bad"}
 ALARM_WORDS = ("alarm", "guard", "fail", "error", "hack", "collapse", "nan", "interrupt", "refus", "warn")
 MAX_STRIP = 12
+LARGEST_FILM = 8 * 2**20  # bytes; a larger one is named instead of embedded
 
 
 def header(run: RunData, tiles_of: Callable[[RunData], str] | None = None) -> str:
@@ -169,9 +171,9 @@ def samples(run: RunData) -> str:
     if not run.samples:
         return section(title, absent("No sample grid was saved (samples/iteration-000000.png and later)."))
     (first, first_file), (last, last_file) = run.samples[0], run.samples[-1]
-    body = image(first_file, f"{_moment(first)}".capitalize())
+    body = _shot(first_file, f"{_moment(first)}".capitalize())
     if last != first:
-        body += image(last_file, f"After iteration {last}")
+        body += _shot(last_file, f"After iteration {last}")
     else:
         body += absent("Only this grid was saved; there is nothing to compare it with yet.")
     body = f'<div class="grids">{body}</div>'
@@ -188,6 +190,16 @@ def samples(run: RunData) -> str:
         block = f'<div class="strip">{strip}</div>'
         body += details(f"In between: {len(picked)} grids{more}", block, inner=False)
     return section(title, body, "The same prompts and the same noise in every grid: what differs was learned.")
+
+
+def _shot(grid: Path, caption: str) -> str:
+    """A grid, and of videos also the film of it."""
+    film = film_of(grid)
+    if film is None:
+        return image(grid, caption)
+    if film.stat().st_size > LARGEST_FILM:
+        return image(grid, f"{caption}; the film is in samples/{film.name}")
+    return image(grid, f"{caption}: frames from left to right") + image(film, f"{caption}: moving")
 
 
 CHARTED = ((("proxy", "gauge"), "Proxy and gauges"), (("spread",), "Spread"), (("statistic",), "Image statistics"))

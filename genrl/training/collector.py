@@ -59,6 +59,7 @@ class Collector:
     ):
         self.generator, self.algorithm, self.prompts, self.reward = generator, algorithm, prompts, reward
         self.settings, self.seed = settings, seed
+        self.by_prompt: dict[int, float] = {}  # place of a prompt -> its mean reward in the last iteration
 
     def prepare(self, accelerator: Any, layout: Layout) -> None:
         self.accelerator, self.layout = accelerator, layout
@@ -128,6 +129,7 @@ class Collector:
         counted, weights = self.reward.for_advantage(rewards)
         total = torch.stack([weights[name] * value.double() for name, value in counted.items()]).sum(0)
         metrics["reward/total"] = _mean_and_std("total", total)["total"]
+        self.by_prompt = dict(zip(collected.prompt_ids.tolist(), total.nanmean(1).tolist(), strict=True))
         result = self.algorithm.advantages(counted, weights, collected.prompt_ids)
         # A sample that was not scored is left out altogether: an advantage of 0 alone would still let it take part in
         # averages and regularisers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from genrl.algorithms.base import chunked
 from genrl.diffusion import Euler, RowNoise, Sampler
 from genrl.generators.base import Generator, encode_prompts, schedule_for
 from genrl.prompts import Prompt
-from genrl.rewards import PairwiseDiversity, as_compose, image_statistics, score
+from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statistics, score
 from genrl.statistics import interval
+from genrl.training.pictures import image_grid, moving_grid, picture_counts, save_animation, save_image
 
 ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
 
@@ -27,7 +27,7 @@ class SampleSet:
     """Evaluation samples, all of a prompt one after another.
 
     Args:
-        media: [N, C, H, W] in [0, 1] on the CPU.
+        media: [N, C, H, W] or [N, F, C, H, W] in [0, 1] on the CPU.
         prompts: N prompts.
     """
 
@@ -43,10 +43,17 @@ class SampleSet:
     def metadata(self) -> list[dict[str, Any]]:
         return [p.metadata for p in self.prompts]
 
-    def grid(self, columns: int = 8, rows: int = 10) -> Tensor:
-        """One picture [C, H, W]: a row for each of the first prompts."""
-        shown = self.media.reshape(-1, self.per_prompt, *self.media.shape[1:])[:rows, :columns]
-        return image_grid(shown)
+    def shown(self) -> Tensor:
+        """The first samples of the first prompts, [R, K, ...], as many as fit into a preview."""
+        columns, rows = picture_counts(self.media)
+        return self.media.reshape(-1, self.per_prompt, *self.media.shape[1:])[:rows, :columns]
+
+    def save(self, path: Path) -> None:
+        """Write a preview: a PNG with a row for each of the first prompts, beside it the same as a film for videos."""
+        shown = self.shown()
+        save_image(image_grid(shown), path)
+        if shown.dim() == 6:
+            save_animation(moving_grid(shown), path)
 
 
 def deterministic_sampler(generator: Generator, steps: int, shift: float | None = None) -> Sampler:
@@ -99,6 +106,7 @@ def measure(
     gauges: dict[str, Any],
     batch: int | None = None,
     device: torch.device | str = "cpu",
+    raw: dict[str, Tensor] | None = None,
 ) -> dict[str, float]:
     """Rewards, gauges and image statistics of a sample set, with 95 % intervals where a value exists per sample.
 
@@ -107,19 +115,18 @@ def measure(
         reward: the trained reward. gauges: named rewards and set metrics.
         batch: samples that a reward is given at once; None gives all. Set metrics always get all, on the CPU.
         device: where rewards get their media.
+        raw: what `score_samples` gave, if that has been called.
 
     Returns:
         ``reward`` (weighted sum of the rewards, gated and uncapped), ``<reward name>``, ``<gauge>``, ``stats/<name>``.
     """
     compose = as_compose(reward)
-    raw = _score_in_batches(compose, samples, batch, device)
+    raw = score_samples(compose, samples, batch, device) if raw is None else raw
     result: dict[str, float] = {}
-    counted = {name: value for name, value in compose.gated(raw).items() if compose.weight(name) != 0}
-    total = sum(compose.weight(name) * value.double() for name, value in counted.items())
-    if isinstance(total, Tensor):
-        only = next(iter(counted))
-        plain = len(counted) == 1 and compose.weight(only) == 1
-        result |= interval("reward", total, compose.range_of(only) if plain else None)
+    counted = [name for name in raw if compose.weight(name) != 0]
+    if counted:
+        plain = len(counted) == 1 and compose.weight(counted[0]) == 1
+        result |= interval("reward", total_reward(compose, raw), compose.range_of(counted[0]) if plain else None)
     for name, value in raw.items():
         result |= interval(name, value, compose.range_of(name))
     if not any(hasattr(gauge, "measure") for gauge in gauges.values()):  # diversity is always watched
@@ -129,15 +136,16 @@ def measure(
             found = gauge.measure(samples.media, samples.texts, samples.metadata)
             result |= {_key(name, inner): value for inner, value in found.items()}
         else:
-            for inner, value in _score_in_batches(gauge, samples, batch, device).items():
+            for inner, value in score_samples(gauge, samples, batch, device).items():
                 label = name if inner.startswith(name) or "/" not in inner else f"{name}/{inner}"
                 result |= interval(label, value, getattr(gauge, "range", None))
     return result | {f"stats/{name}": value for name, value in image_statistics(samples.media).items()}
 
 
-def _score_in_batches(
-    reward: Any, samples: SampleSet, batch: int | None, device: torch.device | str
+def score_samples(
+    reward: Any, samples: SampleSet, batch: int | None = None, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
+    """name -> [N] raw rewards, no more than ``batch`` samples at once."""
     texts, metadata = samples.texts, samples.metadata
     parts = [
         score(reward, samples.media[part].to(device), texts[part], metadata[part])
@@ -146,38 +154,20 @@ def _score_in_batches(
     return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
 
+def total_reward(compose: Compose, raw: dict[str, Tensor]) -> Tensor:
+    """Weighted sum [N] of the gated and uncapped rewards, of those that have a weight."""
+    counted = {name: value.double() for name, value in compose.gated(raw).items() if compose.weight(name) != 0}
+    return torch.stack([compose.weight(name) * value for name, value in counted.items()]).sum(0)
+
+
+def prompt_means(samples: SampleSet, reward: Any, raw: dict[str, Tensor]) -> list[float]:
+    """Mean reward of each prompt's scored samples, NaN where none is."""
+    return total_reward(as_compose(reward), raw).reshape(-1, samples.per_prompt).nanmean(1).tolist()
+
+
 def _key(gauge: str, name: str) -> str:
     """A gauge named ``spread`` that returns ``spread_std`` stays ``spread_std``."""
     return name if name.startswith(gauge) else f"{gauge}_{name}"
-
-
-def image_grid(images: Tensor, gap: int = 1, least: int = 32) -> Tensor:
-    """Tile media [R, K, C, H, W] into one picture [C, H', W'], enlarged until tiles have ``least`` pixels or more."""
-    images = images.clamp(0, 1)
-    factor = max(1, -(-least // min(images.shape[-2:])))
-    images = images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
-    rows, columns, channels, height, width = images.shape
-    pad = gap * max(1, factor // 2)
-    canvas = torch.full((channels, rows * (height + pad) + pad, columns * (width + pad) + pad), 0.5)
-    for r in range(rows):
-        for c in range(columns):
-            top, left = pad + r * (height + pad), pad + c * (width + pad)
-            canvas[:, top : top + height, left : left + width] = images[r, c]
-    return canvas
-
-
-def save_image(picture: Tensor, path: Path) -> None:
-    """Write a picture [C, H, W] in [0, 1] as PNG, atomically."""
-    from PIL import Image
-
-    pixels = (picture * 255).round().byte()
-    image = Image.fromarray(pixels[0].numpy()) if len(pixels) == 1 else Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    buffer = io.BytesIO()  # Pillow hides the reason when it cannot write to a file itself
-    image.save(buffer, format="PNG")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name("." + path.name)
-    temporary.write_bytes(buffer.getvalue())
-    temporary.replace(path)
 
 
 # ------------------------------------------------------------------------------------------- finished runs
@@ -302,16 +292,20 @@ def sample_run(
         raise ValueError(f"the number of samples must be at least 1, got {n}")
     run = load_run(run_dir, checkpoint, weights)
     chosen = [Prompt(text, {}) for text in prompts] if prompts else list(run["prompts"].held_out)
-    sampler = deterministic_sampler(
-        run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift
-    )
+    sampler = deterministic_sampler(run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift)
     samples = sample_set(
         run["generator"], sampler, chosen, n, seed=seed, batch=run["evaluation"].batch, device=run["device"]
     )
     folder = Path(out) if out is not None else Path(run_dir) / "generated"
+    whole = max(samples.media.shape[-2:])  # single files are not reduced
     for i, media in enumerate(samples.media):
-        save_image(image_grid(media[None, None], gap=0), folder / f"prompt{i // n:03d}-{i % n:03d}.png")
-    grid = folder / "grid.png"
-    save_image(image_grid(samples.media.reshape(len(chosen), n, *samples.media.shape[1:])), grid)
-    return grid
-
+        path = folder / f"prompt{i // n:03d}-{i % n:03d}.png"
+        if media.dim() == 4:
+            save_animation(list(media), path)
+        else:
+            save_image(image_grid(media[None, None], gap=0, most=whole), path)
+    table = samples.media.reshape(len(chosen), n, *samples.media.shape[1:])
+    save_image(image_grid(table), folder / "grid.png")
+    if table.dim() == 6:
+        save_animation(moving_grid(table), folder / "grid.png")
+    return folder / "grid.png"

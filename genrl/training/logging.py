@@ -6,14 +6,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from genrl.report.data import METRICS
+from genrl.prompts import Prompt
+from genrl.report.data import METRICS, PROMPT_REWARDS
 
 
 class Meter:
@@ -80,6 +81,8 @@ def _over_processes(name: str, values: Tensor) -> Tensor:
 class RunWriter:
     """Appends to ``metrics.jsonl`` line by line, so that a killed run stays readable, and to TensorBoard.
 
+    Rewards by prompt go to ``prompt_rewards.jsonl``, which a resumed run cuts in the same way.
+
     Args:
         run_dir: the run directory.
         keep_until: on resume, records of later iterations and a cut last line are removed first; None starts anew.
@@ -99,6 +102,7 @@ class RunWriter:
         self.enabled = enabled
         self._file: TextIO | None = None
         self._board: Any = None
+        self._told: set[tuple[str, int]] = set()  # prompts whose text has been written
         if not enabled:
             return
         path = run_dir / METRICS
@@ -107,6 +111,13 @@ class RunWriter:
         temporary.write_text("".join(kept), encoding="utf-8")
         os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
+        self._prompts = run_dir / PROMPT_REWARDS
+        rows = [] if keep_until is None else _records_until(self._prompts, keep_until, evaluate_again)
+        self._prompts.unlink(missing_ok=True)
+        if rows:
+            self._prompts.write_text("".join(rows), encoding="utf-8")
+            for record in map(json.loads, rows):
+                self._told.update((record["kind"], int(place)) for place in record.get("text", ()))
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -126,6 +137,22 @@ class RunWriter:
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(name, value, iteration)
             self._board.flush()
+
+    def write_prompts(self, kind: str, iteration: int, prompts: Sequence[Prompt], rewards: Mapping[int, float]) -> None:
+        """Mean rewards by place of the prompt, as one record of ``prompt_rewards.jsonl``; a text comes once.
+
+        ``{"iteration": 5, "kind": "eval", "prompt": [0, 1], "reward": [0.5, 0.25], "text": {"0": "a cat", ...}}``
+        """
+        if self._file is None:
+            return
+        new = [place for place in rewards if (kind, place) not in self._told]
+        self._told.update((kind, place) for place in new)
+        record = {"iteration": iteration, "kind": kind, "prompt": list(rewards)}
+        record["reward"] = [round(v, 6) if math.isfinite(v) else None for v in rewards.values()]
+        if new:
+            record["text"] = {str(place): prompts[place].text for place in new}
+        with self._prompts.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
         if self._file is not None:

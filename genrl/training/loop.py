@@ -19,7 +19,14 @@ from genrl.training.checkpoint import broadcast
 from genrl.training.collector import Collected, Collector
 from genrl.training.ema import change_norm
 from genrl.training.errors import SetupError
-from genrl.training.evaluation import SampleSet, deterministic_sampler, measure, sample_set, save_image
+from genrl.training.evaluation import (
+    SampleSet,
+    deterministic_sampler,
+    measure,
+    prompt_means,
+    sample_set,
+    score_samples,
+)
 from genrl.training.generator_facts import describe, dry_run_table, gauge_references
 from genrl.training.monitor import Monitor
 from genrl.training.run import Run
@@ -130,6 +137,7 @@ class Loop(Run):
         metrics["cost/forward_equivalents"] = self.cost
         self.last = metrics
         self.writer.write("train", self.iteration, {**metrics, **times})
+        self.writer.write_prompts("train", self.iteration, self.prompts.train, self.collector.by_prompt)
         for message in self.monitor.after_iteration(metrics):
             self._event(message)
 
@@ -140,16 +148,18 @@ class Loop(Run):
         values: dict[str, Any] = {}
         with self.updater.evaluated_weights():
             samples = self._draw(settings.samples_per_prompt)
-            values |= {f"eval/{k}": v for k, v in self._measure(samples).items()}
+            found, by_prompt = self._measure(samples)
+            values |= {f"eval/{k}": v for k, v in found.items()}
             if settings.train_sampler == "always" or (settings.train_sampler == "ends" and (first or last)):
                 own = self._draw(settings.samples_per_prompt, own=True)
-                values |= {f"eval_train_sampler/{k}": v for k, v in self._measure(own).items()}
+                values |= {f"eval_train_sampler/{k}": v for k, v in self._measure(own)[0].items()}
         values["eval/weight_change"] = change_norm(self.updater.parameters, self.updater.start)
         values["eval/uses_ema"] = float(self.updater.ema is not None)
         self.writer.write("eval", self.iteration, values)
+        self.writer.write_prompts("eval", self.iteration, self.prompts.held_out, dict(enumerate(by_prompt)))
         self.evaluated = self.iteration
         if self.accelerator.is_main_process:
-            save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
+            samples.save(self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
         best, messages, stop = self.monitor.after_evaluation(self.iteration, values)
         for message in messages:
             self._event(message)
@@ -157,25 +167,29 @@ class Loop(Run):
         if best and self.iteration:
             self.save("best")
 
-    def _measure(self, samples: SampleSet) -> dict[str, float]:
-        """Measured by one process for all, which could otherwise differ in a digit and then in what they do next.
+    def _measure(self, samples: SampleSet) -> tuple[dict[str, float], list[float]]:
+        """(Every number, the reward of each prompt.)
+
+        Measured by one process for all, which could otherwise differ in a digit and then in what they do next.
 
         In the reward thread, so that the time limit holds here too.
         """
         settings = self.evaluation
 
-        def work() -> dict[str, float]:
-            return measure(samples, self.reward, settings.gauges, settings.batch, self.device)
+        def work() -> tuple[dict[str, float], list[float]]:
+            raw = score_samples(self.reward, samples, settings.batch, self.device)
+            numbers = measure(samples, self.reward, settings.gauges, settings.batch, self.device, raw)
+            return numbers, prompt_means(samples, self.reward, raw)
 
         main = self.accelerator.is_main_process
-        found = self._saving(lambda: self.worker.run(work, samples.texts[:3]) if main else {})
+        found = self._saving(lambda: self.worker.run(work, samples.texts[:3]) if main else ({}, []))
         return broadcast(self.accelerator, found)
 
     def _preview(self) -> None:
         with self.updater.evaluated_weights():
             samples = self._draw(min(8, self.evaluation.samples_per_prompt))
         if self.accelerator.is_main_process:
-            save_image(samples.grid(), self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
+            samples.save(self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
 
     def _draw(self, per_prompt: int, own: bool = False) -> Any:
         ode = deterministic_sampler(self.generator, self.evaluation.steps, self.algorithm.shift)

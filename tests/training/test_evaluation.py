@@ -1,5 +1,6 @@
 """Evaluation: the same noise every time, honest intervals, and the same numbers from a finished run."""
 
+import json
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from genrl.algorithms import PolicyGradient
 from genrl.config import build, load_config
 from genrl.diffusion import FlowSDE, Sampler, Schedule
 from genrl.prompts import Prompt
+from genrl.report.prompts import prompt_histories
+from genrl.rewards import Compose, Gate
 from genrl.training import Loop
 from genrl.training.evaluation import (
     ROWS_PER_PROMPT,
@@ -230,6 +233,41 @@ def test_the_last_evaluation_of_a_run_is_of_the_loop_that_made_it(tmp_path):
     summary = loop.run()
     samples = draw(loop.generator, deterministic_sampler(loop.generator, 2), per_prompt=3, seed=1234)
     assert summary.after["eval/reward"] == measure(samples, loop.reward, {})["reward"]
+
+
+def test_rewards_by_prompt_average_to_the_reward_and_a_resumed_run_has_none_twice(tmp_path):
+    reward = Compose({"bright": toy.HalfBrightness(), "dark": toy.Darkness()}, weights={"dark": 0.5})
+    settings = {"trainer": {"iterations": 2}, "evaluation": {"every": 1}, "reward": reward}
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), **settings).run()
+    settings["trainer"]["iterations"] = 4
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), **settings).run()
+    records = [json.loads(line) for line in (tmp_path / "prompt_rewards.jsonl").read_text().splitlines()]
+    held_out, train = ([r for r in records if r["kind"] == kind] for kind in ("eval", "train"))
+    assert [r["iteration"] for r in held_out] == [0, 1, 2, 3, 4] and [r["iteration"] for r in train] == [1, 2, 3, 4]
+    assert held_out[0]["text"] == {"0": "p0", "1": "p1", "2": "p2", "3": "p3"}
+    for kind, name, found in (("eval", "eval/reward", held_out), ("train", "reward/total", train)):
+        for row, record in zip(toy.rows(tmp_path, kind), found, strict=True):
+            assert sum(record["reward"]) / 4 == pytest.approx(row[name], abs=1e-5)
+    assert all(len(set(r["prompt"])) == 4 for r in train)
+    assert len(prompt_histories(tmp_path, "eval")) == 4
+
+
+def test_gates_and_held_out_rewards_in_a_run(tmp_path):
+    rewards = {"bright": toy.HalfBrightness(), "dark": toy.Darkness(), "judge": toy.Darkness()}
+    reward = Compose(rewards, gates={"bright": Gate("dark", at_least=0.5)}, held_out=["judge"])
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=reward, trainer={"iterations": 1}).run()
+    (row,) = toy.rows(tmp_path, "train")
+    assert 0 < row["gate/bright"] < 1 and "reward/judge" not in row and "gate/dark" not in row
+    first = toy.rows(tmp_path, "eval")[0]
+    assert first["eval/judge"] == first["eval/dark"]
+    assert first["eval/reward"] < first["eval/bright"] + first["eval/dark"]
+
+
+def test_diversity_is_measured_unless_another_set_metric_is():
+    samples = draw()
+    assert measure(samples, toy.HalfBrightness(), {})["diversity_pairwise_distance"] > 0
+    found = measure(samples, toy.HalfBrightness(), {"count": Count()})
+    assert "count_n" in found and "diversity_pairwise_distance" not in found
 
 
 def test_evaluation_uses_the_shift_of_the_grid_that_was_trained_on(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from genrl.prompts import Prompt
 from genrl.report.data import read_metrics
 from genrl.training.logging import Meter, RunWriter, write_json
 
@@ -113,3 +114,32 @@ def test_the_meter_gives_the_standard_deviation_of_everything_however_it_was_spl
     assert found["x_std"] == pytest.approx(float(values.std(correction=0)), rel=1e-5)
     assert found["r_std"] == pytest.approx(float(values.std(correction=0)), rel=1e-5)
     assert found["x_mean"] == pytest.approx(float(values.mean()), rel=1e-5)
+
+
+def test_rewards_by_prompt_are_cut_like_the_metrics_when_a_run_goes_on(tmp_path):
+    prompts = [Prompt("a cat"), Prompt("a dog"), Prompt("never drawn")]
+    path = tmp_path / "prompt_rewards.jsonl"
+
+    def records():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    writer = RunWriter(tmp_path, None, tensorboard=False)
+    assert not path.exists()
+    for i in (0, 2, 4):
+        writer.write_prompts("eval", i, prompts, {0: 0.5 + i, 1: math.nan})
+    writer.write_prompts("train", 4, prompts, {1: 1 / 3})
+    writer.close()
+    first, second, _, train = records()
+    assert first == {"iteration": 0, "kind": "eval", "prompt": [0, 1], "reward": [0.5, None],
+                     "text": {"0": "a cat", "1": "a dog"}}  # fmt: skip
+    assert "text" not in second and train["text"] == {"1": "a dog"} and train["reward"] == [0.333333]
+    with path.open("a") as file:
+        file.write('{"iteration": 6, "ki')
+    RunWriter(tmp_path, 4, tensorboard=False, evaluate_again=True).close()
+    assert [(r["iteration"], r["kind"]) for r in records()] == [(0, "eval"), (2, "eval"), (4, "train")]
+    writer = RunWriter(tmp_path, 2, tensorboard=False)
+    writer.write_prompts("eval", 4, prompts, {0: 1.0, 2: 1.0})
+    writer.close()
+    assert [r["iteration"] for r in records()] == [0, 2, 4] and records()[-1]["text"] == {"2": "never drawn"}
+    RunWriter(tmp_path, None, tensorboard=False).close()
+    assert not path.exists()
