@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .aesthetic import Aesthetic
+from .aesthetic import AestheticScore
 from .base import Reward, RewardError, SetMetric, check_media, reward_name, score
 from .check import check_reward
 from .classifier import DigitJudge, DigitProxy
@@ -23,7 +23,7 @@ from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
 from .vlm_model import VLMOptions
 
 __all__ = [
-    "Aesthetic",
+    "AestheticScore",
     "CLIPFrames",
     "CLIPScore",
     "Compose",

@@ -18,7 +18,7 @@ from .pretrained import checkpoint_file, load_transformers, read_weights
 HEAD, HEAD_FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
 
 
-class Aesthetic:
+class AestheticScore:
     """Mean rating that people would give an image, about 1 to 10, by a head on unit CLIP features; higher is nicer.
 
     Does not read the prompt. Not bounded: pictures of good generators read 5 to 7, and optimised ones above 8, by then
@@ -56,11 +56,11 @@ class Aesthetic:
         dtype: Dtype = "float32",
     ) -> None:
         def load() -> LoadedModel:
-            return load_transformers("Aesthetic", model, text=False)
+            return load_transformers("AestheticScore", model, text=False)
 
-        self.encoder = Encoder(load, "Aesthetic", batch_size, dtype)
+        self.encoder = Encoder(load, "AestheticScore", batch_size, dtype)
         self.head, self.head_file = head, head_file
-        self.frame_stride = check_frame_stride("Aesthetic", frame_stride)
+        self.frame_stride = check_frame_stride("AestheticScore", frame_stride)
         self._layers: list[tuple[Tensor, Tensor]] | None = None
 
     @classmethod
@@ -80,8 +80,8 @@ class Aesthetic:
     def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
         """Load head and CLIP to `device`."""
         if self._layers is None:  # first, since a wrong path shows sooner
-            path = checkpoint_file("Aesthetic", self.head, self.head_file)
-            self._layers = linear_chain(read_weights("Aesthetic", path), str(path))
+            path = checkpoint_file("AestheticScore", self.head, self.head_file)
+            self._layers = linear_chain(read_weights("AestheticScore", path), str(path))
         self.encoder.prepare(device, progress)
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
 

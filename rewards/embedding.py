@@ -71,9 +71,8 @@ class ImageEmbedding:
 class EmbeddingDiversity(ImageEmbedding):
     """`embedding_distance`: mean of 1 - cosine between two samples of one prompt, averaged over prompts.
 
-    Range 0 (all alike) to 2, in practice below 1. Unlike the distance of pixels it hardly rises with noise. Compare
-    with the starting model's value: a fall is a collapse. NaN if no prompt has two samples. Model, licence, memory and
-    arguments are those of `ImageEmbedding`.
+    Range 0 (all alike) to 2, in practice below 1. Compare with the starting model's value: a fall is a collapse. NaN if
+    no prompt has two samples. Model, licence, memory and arguments are those of `ImageEmbedding`.
     """
 
     @torch.no_grad()

@@ -41,7 +41,7 @@ class ImageReward:
     that it needs no package of its own (`image-reward` 1.5 cannot be imported beside transformers 5, and pins timm
     0.6.13). The network was compared with the package's code at small sizes, where both agree to the last bit.
 
-    `THUDM/ImageReward`: 447 M weights, 1.8 GB in float32, .9 GB in bfloat16. Licence Apache-2.0. Prompts are cut to 35
+    `THUDM/ImageReward`: 446 M weights, 1.8 GB in float32, .9 GB in bfloat16. Licence Apache-2.0. Prompts are cut to 35
     tokens with one warning. A video scores the mean over its frames.
 
     Args:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from genrl.rewards import Aesthetic, RewardError, check_reward, score
+from genrl.rewards import AestheticScore, RewardError, check_reward, score
 from genrl.rewards.aesthetic import linear_chain
 from genrl.tiny import saved_clip
 
@@ -32,7 +32,7 @@ def head(network, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def aesthetic(head):
-    reward = Aesthetic(str(saved_clip()), head)
+    reward = AestheticScore(str(saved_clip()), head)
     reward.prepare("cpu", progress=False)
     return reward
 
@@ -77,7 +77,7 @@ def test_the_linear_head_and_safetensors(aesthetic, tmp_path):
     torch.save(linear, tmp_path / "aesthetic-model.pth")
     expected = aesthetic.encoder.images(pictures()) @ linear["weight"][0] + 5
     for head in (tmp_path / "linear.safetensors", tmp_path):
-        reward = Aesthetic(str(saved_clip()), str(head))
+        reward = AestheticScore(str(saved_clip()), str(head))
         torch.testing.assert_close(reward(pictures(), [""] * 3, [{}] * 3), expected)
 
 
@@ -103,7 +103,7 @@ def test_checker_gradient_and_video(aesthetic):
 def test_a_head_for_other_features_is_refused(tmp_path):
     torch.save({"weight": torch.zeros(1, 768), "bias": torch.zeros(1)}, tmp_path / "head.pth")
     with pytest.raises(RewardError, match="the head reads 768 features, the model gives 32"):
-        score(Aesthetic(str(saved_clip()), str(tmp_path / "head.pth")), pictures(), [""] * 3)
+        score(AestheticScore(str(saved_clip()), str(tmp_path / "head.pth")), pictures(), [""] * 3)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_what_is_no_head_is_refused(state):
 def test_a_missing_head_is_named_before_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OSError, match=r"cannot load 'trl-lib/ddpo-aesthetic-predictor'.*HF_HUB_OFFLINE is set"):
-        Aesthetic("nobody/nothing").prepare("cpu", progress=False)
+        AestheticScore("nobody/nothing").prepare("cpu", progress=False)
     with pytest.raises(FileNotFoundError, match=r"has no file 'aesthetic-model.pth'"):
-        Aesthetic("nobody/nothing", str(tmp_path)).prepare("cpu", progress=False)
+        AestheticScore("nobody/nothing", str(tmp_path)).prepare("cpu", progress=False)
 
 
 def test_tiny_arguments(tmp_path):
-    reward = Aesthetic(**Aesthetic.tiny_arguments({"frame_stride": 2, "head": "large"}, tmp_path))
+    reward = AestheticScore(**AestheticScore.tiny_arguments({"frame_stride": 2, "head": "large"}, tmp_path))
     assert reward.frame_stride == 2
     assert reward(pictures(), [""] * 3, [{}] * 3).sub(5).abs().max() < 6
