@@ -1,23 +1,30 @@
-"""LoRA adapters (Hu et al. 2021) through peft, with a reference that is the network without its adapter."""
+"""LoRA adapters (Hu et al. 2021) through peft: in our own networks, and in the denoisers of diffusers pipelines."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from genrl.generators.base import NamedWeights, load_strictly
+from genrl.networks.weights import WeightSet
 
 ADAPTER = "policy"
 WEIGHTS_FILE = "adapter_model.safetensors"  # peft's own file names, so that peft can read the folder too
 CONFIG_FILE = "adapter_config.json"
+PIPELINE_FILE = "pytorch_lora_weights.safetensors"  # diffusers' file name
+# What diffusers' transformers and U-Nets call the projections of their attention; a model has some of them.
+ATTENTION: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv_mlp_proj")
+ATTENTION += ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")  # the text's, in joint attention
 
 
 @dataclass(frozen=True)
@@ -68,17 +75,8 @@ class LoraWeights(NamedWeights):
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Disable the adapter, without gradients; states and `requires_grad` are as before afterwards."""
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        layers = [module for module in self._network.modules() if isinstance(module, BaseTunerLayer)]
-        enabled = [not layer.disable_adapters for layer in layers]
-        flags = {p: p.requires_grad for p in self._network.parameters()}
-        try:
-            _enable(layers, [False] * len(layers), flags)
-            with torch.no_grad():
-                yield
-        finally:
-            _enable(layers, enabled, flags)
+        with without_adapters(self._network), torch.no_grad():
+            yield
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the adapter and its rank, alpha and targets in peft's format."""
@@ -112,6 +110,172 @@ class LoraWeights(NamedWeights):
                 f"the adapter in {folder} changes nothing: every lora_B is zero, as before any training; choose a "
                 "later checkpoint, or pass allow_noop=True if an untrained adapter is what you want"
             )
+
+
+@contextlib.contextmanager
+def without_adapters(network: nn.Module) -> Iterator[None]:
+    """Disable every adapter inside; states and `requires_grad` are as before afterwards."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in network.modules() if isinstance(module, BaseTunerLayer)]
+    enabled = [not layer.disable_adapters for layer in layers]
+    flags = {p: p.requires_grad for p in network.parameters()}
+    try:
+        _enable(layers, [False] * len(layers), flags)
+        yield
+    finally:
+        _enable(layers, enabled, flags)
+
+
+# ------------------------------------------------------------------------------------------ diffusers pipelines
+
+
+class PipelineWeights(NamedWeights):
+    """What is trained in the denoisers of a pipeline, and the model that it is compared with.
+
+    Args:
+        network: a module that holds the denoisers.
+        base: the reference is the network without any adapter; else it is the network as it is now.
+        adapter: whether an adapter is trained, whose start is small enough to be kept from the beginning.
+        read: gives the starting values of all trained parameters from where they came from, for a reference that is
+            first asked for when they have changed.
+    """
+
+    def __init__(self, network: nn.Module, base: bool, adapter: bool, read: Callable[[], list[Tensor]]):
+        super().__init__(network)
+        self._network, self._base, self._read = network, base and adapter, read
+        self._versions = [p._version for p in self.parameters()]
+        self._start = WeightSet(self.parameters()) if adapter and not base else None
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Inside it the network is the reference, without gradients; everything is as before afterwards."""
+        if not self._base and self._start is None:
+            start = WeightSet(self.parameters())
+            if [p._version for p in self.parameters()] != self._versions:
+                start.load_state_dict({"values": self._read()})
+            self._start = start
+        with without_adapters(self._network) if self._start is None else self._start.active(), torch.no_grad():
+            yield
+
+
+def train_adapter(
+    pipe: Any,
+    denoisers: Mapping[str, Any],
+    trained: Sequence[str],
+    settings: LoraSettings,
+    sources: Mapping[str, str | os.PathLike[str]],
+    seed: int,
+    allow_noop: bool = False,
+) -> None:
+    """Give a pipeline the adapters of `sources`, and train the one named `ADAPTER`, which is new unless among them.
+
+    Args:
+        pipe, denoisers: the pipeline, and its denoisers by name; trained: the names of those that are trained.
+        settings: of the trained adapter. With no targets, all projections of attention are.
+        sources: {name: where from} of adapters, see `load_adapter`; all are active.
+        seed: of a new adapter's initialisation.
+        allow_noop: accept adapters that change nothing.
+
+    Raises:
+        ValueError: when targets match no layer, or a loaded adapter has another rank or alpha or changes nothing.
+    """
+    for name, source in sources.items():
+        load_adapter(pipe, denoisers, source, name, allow_noop)
+    for name, model in denoisers.items():
+        if name in trained and ADAPTER not in sources:
+            add_adapter(name, model, settings, seed)
+        config = getattr(model, "peft_config", {})
+        if name in trained and (config[ADAPTER].r, config[ADAPTER].lora_alpha) != (settings.rank, settings.alpha):
+            raise ValueError(
+                f"the adapter in {sources[ADAPTER]} has rank {config[ADAPTER].r} and alpha {config[ADAPTER].lora_alpha} "
+                f"for {name}; the lora settings must say the same, they are {settings}"
+            )
+        if config:
+            model.set_adapter([a for a in dict.fromkeys((*sources, ADAPTER)) if a in config])
+        for key, p in model.named_parameters():
+            p.requires_grad_(name in trained and f".{ADAPTER}." in key)
+            if p.requires_grad:
+                p.data = p.data.float()
+        model.eval()
+
+
+def add_adapter(name: str, model: Any, settings: LoraSettings, seed: int) -> None:
+    """Give a diffusers model a new adapter named `ADAPTER`, which changes nothing yet; see `train_adapter`."""
+    from peft import LoraConfig
+
+    from genrl.generators.recipe import seeded
+
+    layers = {key for key, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
+    lists = {key for key, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    found = [t for t in settings.targets or ATTENTION if _matches(layers, t) and not _matches(lists, t)]
+    wrong = sorted(set(settings.targets) - set(found))
+    if wrong or not found:
+        endings = sorted({re.sub(r".*?([^.]+(\.\d+)?)$", r"\1", key) for key in layers})
+        raise ValueError(
+            f"LoRA targets {wrong or list(ATTENTION)} match no layer of {name}; its layers end in {', '.join(endings)}"
+        )
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=found, lora_dropout=0.0)
+    with seeded(seed):
+        model.add_adapter(config, adapter_name=ADAPTER)
+
+
+def load_adapter(
+    pipe: Any, denoisers: Mapping[str, Any], source: str | os.PathLike[str], name: str, allow_noop: bool = False
+) -> None:
+    """Add an adapter to a pipeline's denoisers.
+
+    Args:
+        pipe, denoisers: the pipeline, and its denoisers by name.
+        source: what `save_adapter` wrote, or anything that the pipeline's `load_lora_weights` takes.
+        name: of the adapter in the pipeline.
+        allow_noop: accept one that changes nothing.
+
+    Raises:
+        ValueError: when it changes nothing: no layer takes it, or every B is zero.
+    """
+    folder, own = Path(source), hasattr(pipe, "load_lora_weights")
+    if own and (not folder.is_dir() or (folder / PIPELINE_FILE).is_file()):
+        pipe.load_lora_weights(str(source), adapter_name=name)
+    for key, model in denoisers.items():
+        if own and (folder / key).is_dir():
+            pipe.load_lora_weights(str(folder / key), adapter_name=name, **{f"load_into_{key}": True})
+        elif (folder / key).is_dir():
+            model.load_lora_adapter(str(folder / key), prefix=None, adapter_name=name, weight_name=PIPELINE_FILE)
+    b = [p for model in denoisers.values() for key, p in model.named_parameters() if f"lora_B.{name}." in key]
+    if not b or not (allow_noop or any(bool(p.any()) for p in b)):
+        why = "every lora_B is zero, as before any training" if b else f"no layer of {', '.join(denoisers)} takes it"
+        raise ValueError(f"the adapter in {source} changes nothing: {why}; choose another checkpoint of it")
+
+
+def save_adapter(pipe: Any, denoisers: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the adapters named `ADAPTER`, with rank, alpha and targets, for the pipeline's `load_lora_weights`.
+
+    The model that the pipeline's `save_lora_weights` knows goes into the folder itself, another one (the second
+    expert) into a folder of its name: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
+
+    Args:
+        pipe, denoisers: the pipeline, and its trained denoisers by name.
+        state: tensors by their names in a module that holds the denoisers.
+        folder: must exist.
+    """
+    save = getattr(type(pipe), "save_lora_weights", None)
+    names = [] if save is None else list(inspect.signature(save).parameters)
+    known = [n.removesuffix("_lora_layers") for n in names if n.endswith("_lora_layers")]
+    for key, model in denoisers.items():
+        inside = folder if key in known else folder / key
+        like = next((n for n in known if key.startswith(n)), None)
+        if save is None or like is None:
+            model.save_lora_adapter(inside, adapter_name=ADAPTER)
+            continue
+        layers = {n.removeprefix(f"{key}."): p for n, p in state.items() if n.startswith(f"{key}.")}
+        layers = {n.replace(f".{ADAPTER}.", "."): p.detach().cpu().contiguous() for n, p in layers.items()}
+        config = {n: sorted(v) if isinstance(v, set) else v for n, v in model.peft_config[ADAPTER].to_dict().items()}
+        save(inside, **{f"{like}_lora_layers": layers, f"{like}_lora_adapter_metadata": config})
+
+
+def _matches(layers: Collection[str], target: str) -> bool:
+    return any(key == target or key.endswith(f".{target}") for key in layers)
 
 
 def _peft_name(name: str) -> str:

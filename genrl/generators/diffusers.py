@@ -1,0 +1,501 @@
+"""`DiffusersGenerator`: any diffusers pipeline as a generator, without an adapter for its family."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from genrl.diffusion.batch import map_tensors
+from genrl.diffusion.paths import Path as ProbabilityPath
+from genrl.diffusion.paths import Prediction, RectifiedFlow, VariancePreserving
+from genrl.diffusion.schedule import Schedule
+from genrl.generators.base import Noise, draw_noise
+from genrl.generators.lora import ADAPTER, LoraSettings, PipelineWeights, save_adapter, train_adapter
+from genrl.generators.probe import Probe, Rows
+from genrl.networks.weights import whole
+
+CONFIG_FILE = "genrl.json"
+DENOISERS = ("transformer", "unet", "prior")  # beginnings of the names that diffusers gives to denoisers
+
+
+class DiffusersGenerator:
+    """A diffusers pipeline: what is trained is the function that the pipeline itself evaluates, guidance included.
+
+    Args:
+        model: hub id or folder of a pipeline, or a pipeline object, which is then changed in place.
+        lora: None trains all weights of the denoisers. A dictionary with `rank`, `alpha` and `targets` (names of
+            layers; by default all projections of attention) trains an adapter.
+        adapters: LoRA adapters {name: folder or hub id} to start from. The one named "policy" is trained on, the
+            others stay frozen and active.
+        reference: what the policy is compared with: "base", the model without any adapter, or "start", the model as
+            training found it.
+        train: names of the denoisers to train, such as ["transformer_2"]; None trains all.
+        guidance_scale, negative_prompt, height, width, num_frames: arguments of the pipeline's call.
+        call: further ones, such as {"true_cfg_scale": 4.0, "max_sequence_length": 256}. Rules that count steps
+            (guidance in some steps only) see a single step.
+        dtype: of frozen weights; trained ones are float32.
+        scheduler: name of a diffusers scheduler to use instead of the pipeline's.
+        gradient_checkpointing: recompute activations in the backward pass.
+        vae_tiling, vae_slicing: decode in pieces.
+        attention_backend: of diffusers, for example "flash" or "native".
+        offload_text_encoders: keep them on the CPU except while new prompts are encoded.
+        prompt_cache: "memory", or a folder for encoded prompts, which further runs read.
+        load: further arguments of `from_pretrained`, such as `variant`, `revision` or `trust_remote_code`.
+        seed: of a new adapter's initialisation.
+
+    Conditions are int64 [B] on the CPU: rows of a table of the prompts and images that were encoded. Rows that differ
+    in time, image or length of the encoded prompt are evaluated one after the other.
+    """
+
+    reads_metadata = True
+    latent_shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        model: Any,
+        lora: dict[str, Any] | None = None,
+        adapters: dict[str, str] | None = None,
+        reference: Literal["base", "start"] = "base",
+        train: list[str] | None = None,
+        guidance_scale: float | None = None,
+        negative_prompt: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        call: dict[str, Any] | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        scheduler: str | None = None,
+        gradient_checkpointing: bool = False,
+        vae_tiling: bool = False,
+        vae_slicing: bool = False,
+        attention_backend: str | None = None,
+        offload_text_encoders: bool = False,
+        prompt_cache: str = "memory",
+        load: dict[str, Any] | None = None,
+        seed: int = 0,
+    ):
+        self._config = {k: v for k, v in locals().items() if k != "self"}
+        for name, value, allowed in (
+            ("reference", reference, ("base", "start")),
+            ("dtype", dtype, ("float32", "bfloat16", "float16")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} is unknown; allowed are {', '.join(allowed)}")
+        if adapters and lora is None:
+            raise ValueError(
+                f"adapters {sorted(adapters)} need lora settings: one named {ADAPTER!r} is what is trained"
+            )
+        self.lora = None if lora is None else LoraSettings.from_dict({"targets": (), **lora})
+        self.model, self.adapters, self.train, self.load = model, dict(adapters or {}), train, dict(load or {})
+        sizes = {"guidance_scale": guidance_scale, "height": height, "width": width, "num_frames": num_frames}
+        self.call = {**{k: v for k, v in sizes.items() if v is not None}, **(call or {})}
+        self._negative = self.call.pop("negative_prompt", negative_prompt)
+        self._device = torch.device("cpu")
+        self._module: nn.Module | None = None
+        self._table: list[tuple[Rows, Any]] = []  # a condition's row: prompt and image, and what can be joined with it
+        self._rows: dict[Any, int] = {}
+        self._timesteps: dict[float, tuple[float, torch.dtype]] = {}  # t of a grid -> the scheduler's own timestep
+        self._last: Tensor | None = None
+        self.allow_noop = False
+
+    @classmethod
+    def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The arguments with a tiny pipeline of the same family and small sizes, to try a recipe with."""
+        from genrl import tiny
+
+        family = tiny.family_of(str(arguments["model"]))
+        small = tiny.call_arguments(family)
+        sizes = {key: small.pop(key, None) for key in ("height", "width", "num_frames")}
+        plain = {
+            "dtype": "float32",
+            "load": None,
+            "adapters": None,
+            "attention_backend": None,
+            "prompt_cache": "memory",
+        }
+        call = {**(arguments.get("call") or {}), **small}
+        return {**arguments, **sizes, **plain, "call": call, "model": str(tiny.saved_pipeline(family))}
+
+    # Loading
+
+    def prepare(self, device: torch.device | str, progress: bool = True) -> None:
+        """Load the pipeline, freeze what is not trained, check that it can be driven; see `Generator.prepare`.
+
+        Raises:
+            ValueError: saying which call or setting does not fit this pipeline.
+        """
+        self._device = torch.device(device)
+        if self._module is None:
+            self._build(self._load_pipeline())
+        self._probe.device = self._device
+        for part in _modules(self.pipe).values():
+            if not (self._probe.asleep and part in self._probe.encoders):
+                part.to(self._device)
+        if not self._table:
+            self._table.append((self._some_rows(), None))
+            self.latent_shape = tuple(self._probe.initial_latents(self._table[0][0], torch.zeros).shape[1:])
+            self._probe.move_encoders(asleep=True)
+
+    def _load_pipeline(self) -> Any:
+        if not isinstance(self.model, (str, os.PathLike)):
+            return self.model
+        try:
+            from diffusers import DiffusionPipeline
+        except ImportError as error:
+            raise ImportError('diffusers pipelines need the package: pip install "genrl[diffusers]"') from error
+        dtypes = {"default": getattr(torch, self._config["dtype"])}
+        if self.lora is None:  # what is trained is read in full precision
+            dtypes |= {name: torch.float32 for name in self.train or [f"{n}{i}" for n in DENOISERS for i in ("", "_2")]}
+        return DiffusionPipeline.from_pretrained(self.model, torch_dtype=dtypes, **self.load)
+
+    def _build(self, pipe: Any) -> None:
+        self.pipe, config, kind = pipe, self._config, type(pipe)
+        # Where a text encoder happens to be must not decide where the pipeline makes its tensors.
+        device = property(lambda pipe: self._device)
+        pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device, "__module__": kind.__module__})
+        pipe.set_progress_bar_config(disable=True)
+        for name in ("safety_checker", "watermark"):  # they edit pictures, and pass no gradients
+            if getattr(pipe, name, None) is not None:
+                setattr(pipe, name, None)
+        scheduler, self.path, self.prediction = choose_path(pipe.scheduler, config["scheduler"])
+        cache = None if config["prompt_cache"] == "memory" else Path(config["prompt_cache"])
+        self._probe = Probe(pipe, scheduler, self.call, self._negative, cache, config["offload_text_encoders"])
+        for part in _modules(pipe).values():
+            part.eval().requires_grad_(False)
+        denoisers = {name: part for name, part in _modules(pipe).items() if name.startswith(DENOISERS)}
+        trained = list(denoisers) if self.train is None else self.train
+        if not trained or set(trained) - denoisers.keys():
+            raise ValueError(f"train = {trained} are not among the denoisers of {kind.__name__}: {list(denoisers)}")
+        if self.lora is not None:
+            train_adapter(pipe, denoisers, trained, self.lora, self.adapters, config["seed"], self.allow_noop)
+        else:
+            for name in trained:
+                denoisers[name].float().requires_grad_(True)
+        for part in denoisers.values():
+            if config["gradient_checkpointing"]:
+                part.enable_gradient_checkpointing()
+            if config["attention_backend"] is not None:
+                part.set_attention_backend(config["attention_backend"])
+        for name in ("tiling", "slicing"):
+            if config[f"vae_{name}"]:
+                getattr(pipe.vae, f"enable_{name}")()
+        self._network = self._module = Denoisers(denoisers, lambda: self.module)
+        self._probe.compute_dtype = denoisers[trained[0]].dtype
+        base = config["reference"] == "base"
+        self._weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
+
+    def _read_start(self) -> list[Tensor]:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise RuntimeError(
+                "the weights have changed, and a pipeline object cannot be read again; enter reference() before the "
+                "first update, or give the pipeline as a folder or hub id"
+            )
+        fresh = self._load_pipeline()
+        state = {f"{name}.{key}": p for name, part in _modules(fresh).items() for key, p in part.named_parameters()}
+        return [state[name].float() for name in self._weights.named]
+
+    # The network and its weights
+
+    @property
+    def module(self) -> nn.Module:
+        """The denoisers, or the wrapper that the loop put in their place; RuntimeError before `prepare`."""
+        if self._module is None:
+            raise RuntimeError("DiffusersGenerator has no weights yet; call prepare(device) first")
+        return self._module
+
+    @module.setter
+    def module(self, module: nn.Module) -> None:
+        self._module = module
+
+    @property
+    def weights(self) -> PipelineWeights:
+        _ = self.module  # raises before prepare
+        return self._weights
+
+    def trainable(self) -> list[nn.Parameter]:
+        return self.weights.parameters()
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside it, `velocity` is the reference, without gradients."""
+        return self.weights.reference()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trainable parameters by name."""
+        return self.weights.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load trainable parameters; the reference stays the starting model. ValueError when names or shapes differ."""
+        self.weights.load_state_dict(state)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the adapter for the pipeline's `load_lora_weights`, or the whole pipeline for its `from_pretrained`."""
+        folder, named = Path(folder), self.weights.named
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.lora is not None:
+            trained = {
+                k: part for k, part in self._network.named_children() if any(n.startswith(f"{k}.") for n in named)
+            }
+            save_adapter(self.pipe, trained, {name: whole(p) for name, p in named.items()}, folder)
+        else:
+            self.pipe.save_pretrained(folder)
+        config = {**self._config, "model": str(self.model) if isinstance(self.model, (str, os.PathLike)) else None}
+        (folder / CONFIG_FILE).write_text(json.dumps({"generator": type(self).__name__, "arguments": config}, indent=2))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], allow_noop: bool = False, **changed: Any) -> Self:
+        """Load what `save_pretrained` wrote, ready to sample on the CPU.
+
+        Args:
+            folder: made by `save_pretrained`.
+            allow_noop: accept a LoRA that changes nothing.
+            **changed: arguments that differ from the saved ones, such as where the model is now.
+
+        Raises:
+            FileNotFoundError: when the folder holds no generator.
+            ValueError: for an adapter that changes nothing, or one that was trained from a pipeline object.
+        """
+        file = Path(folder) / CONFIG_FILE
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} has no {CONFIG_FILE}; pass a folder that save_pretrained wrote")
+        arguments = json.loads(file.read_text())["arguments"]
+        if arguments["lora"] is None:
+            arguments["model"] = str(folder)
+        else:
+            arguments["adapters"] = {**(arguments["adapters"] or {}), ADAPTER: str(folder)}
+        arguments |= changed
+        if arguments["model"] is None:
+            raise ValueError(f"{folder} was trained from a pipeline object; pass model= with its folder or hub id")
+        generator = cls(**arguments)
+        generator.allow_noop = allow_noop
+        generator.prepare("cpu", progress=False)
+        return generator
+
+    # The generator protocol
+
+    def schedule(self, steps: int) -> Schedule:
+        """The time grid that the pipeline itself samples with at this resolution, with its own timesteps."""
+        timesteps, sigmas = self._probe.grid(steps, self._table[0][0])
+        if len(timesteps) != steps:
+            raise ValueError(f"the scheduler made {len(timesteps)} steps where {steps} were asked for")
+        if isinstance(self.path, VariancePreserving):
+            sigmas = (timesteps.double() + 1) / self.path.n
+        grid = Schedule.from_sigmas(sigmas, timesteps)
+        self._timesteps |= {t: (own.item(), own.dtype) for t, own in zip(grid.t.tolist(), timesteps, strict=False)}
+        return grid
+
+    def encode(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> Tensor:
+        """Rows int64 [B] of the table of prompts, on the CPU; each prompt is encoded when it is first seen.
+
+        Args:
+            prompts: texts.
+            metadata: one mapping a prompt; its "image", a path or a PIL image, is the pipeline's image condition.
+
+        Raises:
+            ValueError: when an image is given to a pipeline that takes none, or is lacking.
+        """
+        _ = self.module
+        found = []
+        for prompt, facts in zip(prompts, metadata or [{}] * len(prompts), strict=True):
+            image = facts.get("image")
+            key = (prompt, str(image) if isinstance(image, (str, os.PathLike)) else id(image))
+            if key not in self._rows:
+                rows = Rows((prompt,), self._open(prompt, image), key[1])
+                self._table.append((rows, (rows.key, repr(self._probe.encode(rows)))))
+                self._rows[key] = len(self._table) - 1
+            found.append(self._rows[key])
+        self._probe.move_encoders(asleep=True)
+        return torch.tensor(found, dtype=torch.long)
+
+    def _open(self, prompt: str, image: Any) -> Any:
+        parameter = self._probe.parameters.get("image")
+        if image is not None and parameter is None:
+            raise ValueError(f"{prompt!r} has an image, but {type(self.pipe).__name__} takes none")
+        if image is None and parameter is not None and parameter.default is parameter.empty:
+            raise ValueError(f"{type(self.pipe).__name__} needs an image in the metadata of {prompt!r}")
+        if isinstance(image, (str, os.PathLike)):
+            from PIL import Image
+
+            return Image.open(image).convert("RGB")
+        return image
+
+    def _some_rows(self) -> Rows:
+        """A prompt, with an image if need be, for what depends on sizes only."""
+        parameter = self._probe.parameters.get("image")
+        if parameter is None or parameter.default is not parameter.empty:
+            return Rows(("",))
+        from PIL import Image
+
+        size = (self.call.get("width") or 512, self.call.get("height") or 512)
+        return Rows(("",), Image.new("RGB", size, "gray"), "some image")
+
+    def initial_latents(self, cond: Tensor, noise: Noise) -> Tensor:
+        """Latents at t = 1, float32 [B, *latent_shape], in the layout that the pipeline's loop has them in."""
+        drawn: dict[tuple[int, ...], Tensor] = {}
+
+        def draw(shape: tuple[int, ...], index: Tensor) -> Tensor:
+            if shape[0] != len(index):  # not a row each: it is not the latents that are drawn
+                return torch.zeros(shape)
+            if shape[1:] not in drawn:  # of the whole batch at once, so that a row's noise does not depend on grouping
+                drawn[shape[1:]] = draw_noise(noise, (len(cond), *shape[1:]), self._device)
+            return drawn[shape[1:]][index.to(self._device)]
+
+        return self._grouped(cond, None, lambda rows, i, _: self._probe.initial_latents(rows, lambda s: draw(s, i)))
+
+    def velocity(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
+        """The path's velocity, float32 [B, ...], with the pipeline's guidance; t is [B]."""
+        self._last = cond
+
+        def evaluate(rows: Rows, index: Tensor, time: float) -> Tensor:
+            x_rows, t_rows = (x, t) if len(index) == len(x) else (x[index.to(x.device)], t[index.to(t.device)])
+            output = self._probe.output(x_rows, self._timestep(time), rows).float()
+            if torch.is_grad_enabled() and not output.requires_grad:
+                raise ValueError(f"{type(self.pipe).__name__} switches gradients off inside its call: it cannot train")
+            return self.path.velocity_from(output, x_rows, t_rows, self.prediction)
+
+        # The sampler notes the number on the host, so that the device need not be waited for.
+        times = [t.host] * len(x) if hasattr(t, "host") else t.tolist()
+        return self._grouped(cond, times, evaluate)
+
+    def decode(self, x0: Tensor, cond: Tensor | None = None) -> Tensor:
+        """Media float32 [B, C, H, W], or [B, F, C, H, W] of a video, in [0, 1]; gradients flow.
+
+        `cond` matters to the few pipelines that write their image condition into the result; by default it is that of
+        the last `velocity`, if it has as many rows.
+        """
+        if cond is None:
+            fits = self._last is not None and len(self._last) == len(x0)
+            cond = self._last if fits else torch.zeros(len(x0), dtype=torch.long)
+        return self._grouped(cond, None, lambda rows, index, _: self._probe.decode(x0[index.to(x0.device)], rows))
+
+    def _grouped(
+        self, cond: Any, times: list[float] | None, function: Callable[[Rows, Tensor, float], Tensor]
+    ) -> Tensor:
+        """Run a function of rows that fit into one call of the pipeline; the results in the order of `cond`."""
+        ids, groups = cond.tolist(), dict[Any, list[int]]()
+        for i, row in enumerate(ids):
+            groups.setdefault((self._table[row][1], 0.0 if times is None else times[i]), []).append(i)
+        parts = []
+        for (_, time), members in groups.items():
+            first = self._table[ids[members[0]]][0]
+            prompts = tuple(self._table[ids[i]][0].prompts[0] for i in members)
+            parts.append(function(Rows(prompts, first.image, first.key), torch.tensor(members), time))
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([i for members in groups.values() for i in members]).argsort()
+        return torch.cat(parts)[order.to(parts[0].device)]
+
+    def _timestep(self, t: float) -> Tensor:
+        """The scheduler's own timestep [1] at a time of its grids, or the value between two."""
+        n = self._probe.scheduler.config.num_train_timesteps
+        between = t * n - 1 if isinstance(self.path, VariancePreserving) else t * n
+        value, dtype = self._timesteps.get(t, (between, torch.float32))
+        return torch.full((1,), value, dtype=dtype, device=self._device)
+
+
+class Denoisers(nn.Module):
+    """The denoisers of a pipeline as one module, which can be wrapped for data parallelism, sharding and autocast.
+
+    The pipeline keeps its denoisers with all their attributes, but calling one calls the wrapped module, which comes
+    back here.
+
+    Args:
+        parts: diffusers models by name; their classes are replaced by subclasses that call `module()`.
+        module: gives this module, or what it was wrapped in.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], module: Callable[[], nn.Module]):
+        super().__init__()
+        self.trained = {name for name, part in parts.items() if any(p.requires_grad for p in part.parameters())}
+        for name, part in parts.items():
+            self.add_module(name, part)
+            kind, full = type(part), part.dtype == torch.float32
+
+            def call(_: Any, *args: Any, _name: str = name, _full: bool = full, **kwargs: Any) -> Any:
+                if _full:  # encoders in half precision may feed a denoiser that is trained in full precision
+                    args, kwargs = map_tensors(_float, args), map_tensors(_float, kwargs)
+                return _map_output(_float, module()(_name, *args, **kwargs))
+
+            part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+    def forward(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        result = nn.Module.__call__(getattr(self, name), *args, **kwargs)  # past the replaced `__call__`
+        # Data parallelism waits for the gradient of every trained weight, also of experts that this step does not use.
+        unused = self.trained - {name}
+        if (
+            not unused
+            or not torch.is_grad_enabled()
+            or (name in self.trained and not torch.distributed.is_initialized())
+        ):
+            return result
+        parameters = [p for key in unused for p in getattr(self, key).parameters() if p.requires_grad]
+        zero = sum(p.flatten()[:1].sum() * 0 for p in parameters)
+        return _map_output(lambda x: x + zero, result)
+
+
+def choose_path(scheduler: Any, other: str | None = None) -> tuple[Any, ProbabilityPath, Prediction]:
+    """The scheduler whose grid is used, the path that its model was trained on, and what the model predicts.
+
+    Flow matching is the rectified flow. Schedulers of alphas_cumprod are the variance-preserving path, sampled on
+    their own timesteps; one that rescales its input or takes other than n steps is replaced by DDIM.
+
+    Args:
+        scheduler: of a pipeline.
+        other: name of a diffusers scheduler to use with its configuration instead.
+
+    Raises:
+        ValueError: for a scheduler that is neither.
+    """
+    import diffusers
+
+    if other is not None:
+        scheduler = getattr(diffusers, other).from_config(scheduler.config)
+    config, tried, name = scheduler.config, copy.deepcopy(scheduler), type(scheduler).__name__
+    kind = config.get("prediction_type", "flow_prediction")
+    tried.set_timesteps(5, **({"mu": 1.0} if config.get("use_dynamic_shifting") else {}))
+    x, v, t = torch.full((1, 1, 1, 1), 0.3), torch.full((1, 1, 1, 1), 0.7), tried.timesteps[0]
+    if kind in ("epsilon", "v_prediction", "sample") and hasattr(tried, "alphas_cumprod"):
+        scaled = tried.scale_model_input(x, t) if hasattr(tried, "scale_model_input") else x
+        if len(tried.timesteps) != 5 or not torch.equal(scaled, x) or float(tried.init_noise_sigma) != 1:
+            given = {key for key in config if not key.startswith("_")}
+            # DDIM would clip by default, which none that it stands in for does.
+            scheduler = diffusers.DDIMScheduler.from_config(config, clip_sample=config.get("clip_sample", False))
+            guessed = {key: value for key, value in scheduler.config.items() if key not in given and key[0] != "_"}
+            logging.getLogger("genrl").warning(
+                f"{name} rescales its input or takes other steps, so DDIM samples and trains in its place. Of its "
+                f"settings {sorted(given - scheduler.config.keys())} have no effect; not given, so by default: {guessed}"
+            )
+        final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
+        return scheduler, VariancePreserving(scheduler.alphas_cumprod, final), kind
+    if kind == "flow_prediction" and hasattr(tried, "sigmas"):
+        sigma, after = (float(s) for s in tried.sigmas[:2])
+        moved = tried.step(v, t, x, return_dict=False)[0]
+        known = abs(float(t) - sigma * config.num_train_timesteps) <= 1
+        if known and torch.allclose(moved, x + (after - sigma) * v, atol=1e-3):
+            return scheduler, RectifiedFlow(), "velocity"
+    raise ValueError(
+        f"{name} (prediction type {kind}) neither follows alphas_cumprod nor takes Euler steps of a rectified flow at "
+        "timesteps 1000 sigma; choose scheduler='FlowMatchEulerDiscreteScheduler' or another pipeline"
+    )
+
+
+def _modules(pipe: Any) -> dict[str, Any]:
+    return {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+
+
+def _float(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _map_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
+    """As `map_tensors`, but diffusers' classes of outputs stay what they are."""
+    mapped = map_tensors(function, output)
+    return type(output)(**mapped) if isinstance(output, Mapping) else mapped
