@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 from genrl.cli import main
+from genrl.config import load_settings
 from genrl.rewards import Compose, JPEGCompressibility, RemoteReward, RemoteRewardError, RewardError, score
 from genrl.rewards.remote import decode_request, encode_request
 from genrl.rewards.server import RewardServer, ServeSettings
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs/rewards"
 PROMPTS = ["a cat", "ein Hund, größer", "日本"]
 METADATA = [{"label": 7, "nested": {"a": [1, 2.5, None]}}, {}, {"text": "x"}]
 
@@ -469,6 +472,12 @@ def test_serve_settings_are_checked():
     with pytest.raises(ValueError, match="max_megabytes"):
         ServeSettings(Brightness(), max_megabytes=0)
     assert ServeSettings(Brightness(), device="cpu").resolved_device() == "cpu"
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_build(config):
+    settings = load_settings(config, ["device=cpu"], ServeSettings)
+    assert callable(settings.reward) and settings.resolved_device() == "cpu"
 
 
 def test_mistakes_on_the_command_line_are_told(tmp_path, capsys):
