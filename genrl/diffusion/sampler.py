@@ -185,6 +185,7 @@ class Sampler:
     def transition(self, velocity_fn: VelocityFn, x: Tensor, step: Step, cond: Any = None) -> GaussianTransition:
         """Evaluate the network once and form the transition of one step."""
         t = torch.full((len(x),), step.t, device=x.device, dtype=torch.float32)  # [B]
+        t.host = step.t  # type: ignore[attr-defined]  # for networks that need the number without a device's wait
         v = _velocity(velocity_fn, x, t, cond)
         return GaussianTransition(linear_mean(x, v, step.c_x, step.c_v), step.s)
 
