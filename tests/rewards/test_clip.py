@@ -312,6 +312,53 @@ def test_a_bare_file_of_weights_says_what_is_assumed(open_clip_model, open_clip_
     assert told.encoder.model.pixels.resize == "squash" and told.encoder.model.pixels.mean == (0.5, 0.5, 0.5)
 
 
+def test_siglip_is_read_with_its_own_context_and_processor(tmp_path, clip_folder):
+    from transformers import AutoTokenizer, SiglipConfig, SiglipImageProcessor, SiglipModel
+
+    tokenizer = AutoTokenizer.from_pretrained(clip_folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = SiglipConfig(
+        text_config={**sizes, "vocab_size": len(tokenizer), "max_position_embeddings": 20, "projection_size": 16},
+        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = SiglipModel(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    processor = SiglipImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path)
+    media = pictures(3, 32, 32)
+    ids = tokenizer(PROMPTS[:3], padding="max_length", max_length=20, return_tensors="pt")
+    with torch.no_grad():
+        output = model(**ids, **processor(images=as_pil(media), return_tensors="pt"))
+    reward = CLIPScore(str(tmp_path))
+    expected = cosines(output.image_embeds, output.text_embeds)
+    torch.testing.assert_close(reward(media, PROMPTS[:3], [{}] * 3), expected, rtol=0, atol=1e-5)
+    with pytest.warns(UserWarning, match="more than 20 tokens"):
+        reward(media, ["a long prompt with many letters"] * 3, [{}] * 3)
+
+
+def test_a_model_without_text_is_refused(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ViTModel(ViTConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(OSError, match="ViTModel has no text features"):
+        CLIPScore(str(tmp_path)).prepare("cpu", progress=False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_media_and_model_may_be_on_different_devices(clip, clip_folder):
+    media = pictures()
+    expected, on_gpu = clip(media, PROMPTS, [{}] * 5), CLIPScore(clip_folder)
+    on_gpu.prepare("cuda", progress=False)
+    for device in ("cpu", "cuda"):
+        values = on_gpu(media.to(device), PROMPTS, [{}] * 5)
+        assert values.device.type == device
+        torch.testing.assert_close(values.cpu(), expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
