@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ def save_checkpoint(
     save_model: Callable[[Path], None],
     accelerator: Any,
     keep: int | None = None,
+    exported: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Path:
     """Write a checkpoint on all processes and wait for all of them.
 
@@ -74,6 +76,7 @@ def save_checkpoint(
         save_model: called with a folder, on the main process.
         accelerator: for barriers and ranks.
         keep: number of ``step-*`` checkpoints to leave; None leaves all.
+        exported: entered by every process around `save_model`, to put the weights in place that are to be written.
 
     Raises:
         CheckpointError: on every process, when any of them could not write.
@@ -92,8 +95,15 @@ def save_checkpoint(
         try:
             torch.save(rng_state(), temporary / f"rng-rank{accelerator.process_index}.pt")
             if accelerator.is_main_process:
-                torch.save(state, temporary / STATE)
-                save_model(temporary / "model")
+                torch.save(state, temporary / STATE)  # may hold live weights by reference, so before the others
+        except Exception as error:
+            problem = _explain(error, temporary)
+    problem = any_problem(accelerator, problem)  # before all gather weights, which none may miss
+    if not problem:
+        try:
+            with exported():
+                if accelerator.is_main_process:
+                    save_model(temporary / "model")
         except Exception as error:  # every library has its own exception for a full disk
             problem = _explain(error, temporary)
     problem = any_problem(accelerator, problem)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from genrl.networks.weights import WeightSet
+from genrl.networks.weights import WeightSet, is_sharded, local
 
 
 class EMA(WeightSet):
@@ -40,6 +41,14 @@ class EMA(WeightSet):
 
 
 def change_norm(parameters: Sequence[Tensor], start: Sequence[Tensor]) -> float:
-    """L2 norm of the difference of two lists of tensors."""
-    squares = (((p.detach().cpu() - s) ** 2).sum().double() for p, s in zip(parameters, start, strict=True))
-    return float(sum(squares) ** 0.5)
+    """L2 norm of the difference of two lists of tensors; of sharded ones, `start` has the parts of this process.
+
+    Every process must call it when the parameters are sharded.
+    """
+    squares = [((local(p).cpu() - s) ** 2).sum().double() for p, s in zip(parameters, start, strict=True)]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    sharded: Any = next((p for p in parameters if is_sharded(p)), None)
+    if sharded is not None:
+        total = total.to(sharded.device_mesh.device_type)
+        torch.distributed.all_reduce(total)
+    return float(total) ** 0.5

@@ -17,7 +17,6 @@ from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
 from genrl.training.checkpoint import broadcast
 from genrl.training.collector import Collected, Collector
-from genrl.training.ema import change_norm
 from genrl.training.errors import SetupError
 from genrl.training.evaluation import (
     SampleSet,
@@ -153,7 +152,7 @@ class Loop(Run):
             if settings.train_sampler == "always" or (settings.train_sampler == "ends" and (first or last)):
                 own = self._draw(settings.samples_per_prompt, own=True)
                 values |= {f"eval_train_sampler/{k}": v for k, v in self._measure(own)[0].items()}
-        values["eval/weight_change"] = change_norm(self.updater.parameters, self.updater.start)
+        values["eval/weight_change"] = self.updater.weight_change()
         values["eval/uses_ema"] = float(self.updater.ema is not None)
         self.writer.write("eval", self.iteration, values)
         self.writer.write_prompts("eval", self.iteration, self.prompts.held_out, dict(enumerate(by_prompt)))

@@ -224,12 +224,8 @@ class Run:
         keep = self.trainer.keep_checkpoints if name is None else None
         name = step_name(self.iteration) if name is None else name
 
-        def export(folder: Path) -> None:  # what is exported is what was evaluated
-            # The state above holds the live weights by reference, so the average takes their place only here.
-            with self.optimization.evaluated_weights():
-                self.export(folder)
-
-        return save_checkpoint(self.run_dir, name, state, export, self.accelerator, keep)
+        export = self.optimization.exported_weights  # what is exported is what was evaluated
+        return save_checkpoint(self.run_dir, name, state, self.export, self.accelerator, keep, export)
 
     def _load(self, folder: Path) -> None:
         state = load_state(folder)

@@ -49,8 +49,6 @@ class Summary:
 
     @staticmethod
     def of(run: Run, status: str, seconds: float) -> Summary:
-        from genrl.training.ema import change_norm
-
         rows = read_metrics(run.run_dir) if (run.run_dir / METRICS).is_file() else []
         evaluations = [row for row in rows if row["kind"] == "eval"]
         error = sys.exc_info()[1]
@@ -62,7 +60,7 @@ class Summary:
             before=evaluations[0] if evaluations else {},
             after=evaluations[-1] if len(evaluations) > 1 else {},
             wall_seconds=seconds,
-            weight_change=change_norm(run.optimization.parameters, run.optimization.start),
+            weight_change=run.optimization.weight_change(together=status not in ("failed", "interrupted")),
             forward_equivalents=run.cost,
             best_iteration=run.best_iteration(),
             resumes_from=max((i for i, _ in list_checkpoints(run.run_dir)), default=0),

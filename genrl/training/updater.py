@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor, nn
 from genrl.algorithms.base import Algorithm, Batch, Rollout, Unit, chunked
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator
+from genrl.networks.weights import current
 from genrl.training.errors import TrainingError
 from genrl.training.logging import Meter
 from genrl.training.monitor import Monitor
+from genrl.training.off_load import moved, saved_on_cpu
 from genrl.training.optimization import Optimization
+from genrl.training.processes import make_sharing
 from genrl.training.seeding import Layout
 from genrl.training.settings import TrainerSettings
 
@@ -28,6 +32,8 @@ class Updater(Optimization):
         algorithm: gives the losses.
         settings: of the trainer.
     """
+
+    settings: TrainerSettings
 
     def __init__(self, generator: Generator, algorithm: Algorithm, settings: TrainerSettings):
         super().__init__(settings, lambda: generator.state_dict(), lambda state: generator.load_state_dict(state))
@@ -42,8 +48,12 @@ class Updater(Optimization):
         """
         self.layout = layout
         _refuse_dropout(self.generator.module)
-        optimizer = self.start_from(accelerator, self.generator.trainable())
-        self.generator.module, self.optimizer = accelerator.prepare(self.generator.module, optimizer)
+        sharing = make_sharing(accelerator, self.settings)
+        self.names = list(self.generator.state_dict())  # in the order of trainable()
+        sharing.distribute(self.generator)
+        parameters = [current(p) for p in self.generator.trainable()]
+        optimizer = self.start_from(accelerator, parameters, sharing)
+        self.generator.module, self.optimizer = sharing.prepare(self.generator.module, optimizer)
         self.generator.module.eval()
 
     def run(self, rollout: Rollout, batch: Batch, weights: Tensor) -> tuple[dict[str, float], float]:
@@ -62,8 +72,9 @@ class Updater(Optimization):
         for m in range(self.algorithm.minibatches):
             minibatch = self._without_left_out(rollout.select(slice(m * size, (m + 1) * size)))
             if len(minibatch):
+                minibatch = self._here(minibatch)
                 minibatch = self.algorithm.before_update(self.generator.velocity, self.generator, minibatch, batch)
-            minibatches.append(minibatch)
+            minibatches.append(moved(minibatch, "cpu") if self.settings.latents_on_cpu else minibatch)
         evaluations = sampled + sum(minibatch.evaluations - sampled for minibatch in minibatches)
         units = self.algorithm.units(rollout, batch)
         first, later, common = Meter(), Meter(), Meter()
@@ -90,24 +101,38 @@ class Updater(Optimization):
         cost = torch.tensor(evaluations + 3.0 * trained, dtype=torch.float64, device=self.accelerator.device)
         return values, float(self.accelerator.reduce(cost, "sum"))
 
+    def _here(self, rollout: Rollout) -> Rollout:
+        return moved(rollout, self.accelerator.device) if self.settings.latents_on_cpu else rollout
+
     def _without_left_out(self, minibatch: Rollout) -> Rollout:
         """Left-out samples cost nothing.
 
-        Over several processes one stays where all would go, since every process must take part in the last backward;
-        its weight is 0.
+        Over several processes some rows of weight 0 are put behind the others: one where all would go, since every
+        process must take part in the last backward; and where processes work in lockstep, enough to make as many
+        micro-batches as the process that has most.
         """
-        if minibatch.weight is None or bool(minibatch.weight.all()):
+        weight, several = minibatch.weight, self.layout.processes > 1
+        whole = weight is None or bool(weight.all())
+        kept = torch.arange(len(minibatch)) if whole or weight is None else weight.nonzero()[:, 0].cpu()
+        size = self.algorithm.micro_batch or max(len(minibatch), 1)
+        parts = -(-len(kept) // size)
+        if self.sharing.lockstep:
+            parts = int(self.accelerator.gather(torch.tensor([parts], device=self.accelerator.device)).max())
+        elif several:
+            parts = max(parts, 1)
+        padding = max((parts - 1) * size + 1 - len(kept), 0) if parts else 0
+        if whole and not padding:
             return minibatch
-        kept = minibatch.weight.nonzero()[:, 0]
-        if len(kept) == 0 and self.layout.processes > 1:
-            kept = torch.zeros(1, dtype=torch.long, device=minibatch.weight.device)
-        return minibatch.select(kept)
+        filler = kept[:1] if len(kept) else torch.zeros(1, dtype=torch.long)
+        chosen = minibatch.select(torch.cat([kept, filler.expand(padding)]))
+        counts = torch.cat([torch.ones(len(kept)), torch.zeros(padding)])
+        return replace(chosen, weight=counts.to(chosen.x0.device))
 
     def accumulate(self, minibatch: Rollout, kept: float, units: list[Unit], meter: Meter, common: Meter) -> int:
         """Gradients of one minibatch, one backward a unit.
 
         Args:
-            minibatch: samples of this process.
+            minibatch: samples of this process; those of weight 0 are last.
             kept: samples that the mean is over, on all processes; gradients are averaged over processes.
             units: of work, see :class:`genrl.algorithms.Algorithm`.
             meter, common: take the metrics of the units and the loss.
@@ -116,20 +141,27 @@ class Updater(Optimization):
             Forwards spent.
         """
         kept = kept / self.layout.processes
-        work = [(part, unit) for part in chunked(len(minibatch), self.algorithm.micro_batch) for unit in units]
-        placeholder = len(minibatch) == 1 and minibatch.weight is not None and not bool(minibatch.weight)
+        real = len(minibatch) if minibatch.weight is None else int(minibatch.weight.count_nonzero())
+        parts = chunked(real, self.algorithm.micro_batch)
+        # Where rows of weight 0 make more micro-batches, one row each does.
+        missing = len(chunked(len(minibatch), self.algorithm.micro_batch)) - len(parts)
+        work = [(part, unit) for part in [*parts, *[slice(real, real + 1)] * missing] for unit in units]
         total = torch.zeros((), device=self.accelerator.device)
         for i, (part, unit) in enumerate(work):
-            micro = minibatch.select(part)
-            last = i == len(work) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.generator.module):
-                loss, metrics = self.algorithm.loss(self.generator.velocity, micro, unit, units)
+            micro = self._here(minibatch.select(part))
+            with self.sharing.together(self.generator.module, last=i == len(work) - 1):
+                with self._kept_on_cpu():
+                    loss, metrics = self.algorithm.loss(self.generator.velocity, micro, unit, units)
                 weighted = (loss if micro.weight is None else loss * micro.weight).sum() / kept
-                self.accelerator.backward(weighted)
-            meter.add(metrics, 0.0 if placeholder else len(micro))
+                self.sharing.backward(weighted)
+            meter.add(metrics, len(micro) if part.start < real else 0.0)
             total = total + weighted.detach()
         common.add({"loss/total": total})
         return sum(len(range(*part.indices(len(minibatch)))) * len(unit) for part, unit in work)
+
+    def _kept_on_cpu(self) -> AbstractContextManager[Any]:
+        """Where a backward's tensors wait for it."""
+        return saved_on_cpu() if self.settings.activation_offload else nullcontext()
 
     def _check_gap(self, first: dict[str, float]) -> None:
         """Refuse a clip range that numerical noise alone would reach."""
