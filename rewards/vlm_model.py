@@ -38,6 +38,7 @@ class VLMOptions:
         plain_format: the text that is sent when the processor has no chat template, with ``{image}`` and
             ``{question}``, such as ``"USER: {image}\\n{question} ASSISTANT:"``.
         system: a system message of the chat.
+        prefix: how the model's answer is made to begin, such as ``"Final Score: "``.
         attention: ``attn_implementation`` of transformers, such as ``"flash_attention_2"``.
         processor: settings for ``AutoProcessor.from_pretrained``, such as ``{max_pixels: 200704}``.
     """
@@ -50,6 +51,7 @@ class VLMOptions:
     checkpointing: bool = False
     plain_format: str | None = None
     system: str | None = None
+    prefix: str = ""
     attention: str | None = None
     processor: dict[str, Any] | None = None
 
@@ -208,12 +210,15 @@ class VisionLanguageModel:
             seen = ["video"] if self._takes_videos else ["image"] * frames.shape[1]
         if self.chat_template is None:
             marks = "".join(getattr(self._processor, f"{kind}_token", f"<{kind}>") for kind in seen)
-            return str(self.options.plain_format).replace("{image}", marks).replace("{question}", question)
+            text = str(self.options.plain_format).replace("{image}", marks).replace("{question}", question)
+            return text + self.options.prefix
         content = [*({"type": kind} for kind in seen), {"type": "text", "text": question}]
         chat: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if self.options.system is not None:
             chat.insert(0, {"role": "system", "content": [{"type": "text", "text": self.options.system}]})
-        return self._processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return (
+            self._processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) + self.options.prefix
+        )
 
     def answer_ids(self, question: str, answer: str, media: Tensor) -> list[int]:
         """The tokens that `answer` adds to the question: a tokenizer may join it to what stands before it.

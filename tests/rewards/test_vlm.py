@@ -24,6 +24,8 @@ pytest.importorskip("torchvision", reason="needs the extra rewards")
 
 from tiny_vlms import FAMILIES, saved_family  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's processor
+
 PROMPTS = ["a cat", "a much longer prompt, with a dog and {braces}", "7", "a red picture of text"]
 SIDE = 56  # the tiny model neither enlarges nor reduces it
 
@@ -337,6 +339,13 @@ def test_a_system_message_is_part_of_the_chat(folder):
     plain, told = VLMLikelihood(folder), VLMLikelihood(folder, options=VLMOptions(system="Be strict."))
     assert values(plain, media).item() != values(told, media).item()
     assert "Be strict." in told.vlm.tokenizer.decode(told.vlm.inputs(media, ["?"])["input_ids"][0])
+
+
+def test_an_answer_is_continued_from_its_prefix(folder, loaded):
+    media = pictures(1)
+    reward = VLMLikelihood(folder, "log_likelihood", template="?", answer="5", options=VLMOptions(prefix="Score: "))
+    whole, start = (by_hand(loaded, media[0], "?", text) for text in ("Score: 5", "Score: "))
+    assert values(reward, media).item() == pytest.approx((whole - start).item(), abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------- score
