@@ -7,12 +7,15 @@ from .base import Reward, RewardError, SetMetric, check_media, reward_name, scor
 from .check import check_reward
 from .classifier import DigitJudge, DigitProxy
 from .clip import CLIPFrames, CLIPScore, OpenCLIPScore
+from .colors import CLIPColors, ColorPrototypes
 from .compose import Compose, as_compose
 from .compressibility import Incompressibility, JPEGCompressibility
+from .detection import Detection, ZeroShotDetector
 from .diversity import DigitSpread, PairwiseDiversity
 from .embedding import EmbeddingDiversity, ImageEmbedding
 from .function import FunctionReward
 from .gates import Conjunction, Gate
+from .geneval import CompositionReward
 from .image_reward import ImageReward
 from .motion import DynamicDegree, MotionSmoothness, displacement
 from .ocr import OCRReward
@@ -24,10 +27,14 @@ from .vlm_model import VLMOptions
 
 __all__ = [
     "AestheticScore",
+    "CLIPColors",
     "CLIPFrames",
     "CLIPScore",
+    "ColorPrototypes",
     "Compose",
+    "CompositionReward",
     "Conjunction",
+    "Detection",
     "DigitJudge",
     "DigitProxy",
     "DigitSpread",
@@ -54,6 +61,7 @@ __all__ = [
     "VLMOptions",
     "VLMRegressionHead",
     "VLMScore",
+    "ZeroShotDetector",
     "as_compose",
     "check_media",
     "check_reward",

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, stack
 
 from .base import UNBOUNDED, Reward, nearest_name, reward_name, score_one
-from .gates import Conjunction, Gate
+from .gates import Gate
 
 
 class Compose:
@@ -164,8 +164,11 @@ class Compose:
         if name in self.weights:
             return self.weights[name]
         outer, _, inner = name.partition("/")
-        nested = self.rewards[outer]
-        return self.weights[outer] * (nested.weight(inner) if isinstance(nested, (Compose, Conjunction)) else 1.0)
+        nested: Any = self.rewards[outer]
+        if isinstance(nested, Compose):
+            return self.weights[outer] * nested.weight(inner)
+        # A reward that returns several numbers may say which of them it is about.
+        return self.weights[outer] * (nested.entry_weight(inner) if hasattr(nested, "entry_weight") else 1.0)
 
     def cap(self, name: str) -> float | None:
         """The cap of one returned name, or None."""

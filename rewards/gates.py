@@ -122,7 +122,7 @@ class Conjunction:
         """(lowest, highest) value of one returned name."""
         return self.range if inner == "score" else getattr(self.rewards[inner.split("/")[0]], "range", UNBOUNDED)
 
-    def weight(self, inner: str) -> float:
+    def entry_weight(self, inner: str) -> float:
         """1 for the score, 0 for the criteria."""
         return float(inner == "score")
 
