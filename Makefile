@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 # robomimic's own data set is what our files are checked against; its dependencies are for parts that are not used here.
 $(FULL): $(STAMP)
 	@echo "Installing every extra for tests and other simulators: a minute more, about 2 GB; needs a C compiler"
-	@$(PIP) -e ".[dev,ocr,diffusers,robots]"
+	@$(PIP) -e ".[dev,ocr,diffusers,rewards,datasets,robots]"
 	@$(PIP) --no-deps robomimic==0.3.0
 	@touch $(FULL)
 

@@ -50,6 +50,8 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
     folder = cache_root() / "tiny" if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     raw = {name: _shrunk(value, name, folder) for name, value in config.raw.items()}
+    if "reward" in raw:
+        raw["reward"] = _with_spread(raw["reward"])
     raw["run_dir"] = raw["run_dir"] if "run_dir" in given else f"{raw['run_dir']}-tiny"
     for section, sizes in SIZES.items():
         values = raw.get(section)
@@ -63,6 +65,12 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
     if trainer.get("mixed_precision") == "fp16":  # there is no fp16 arithmetic for networks on a CPU
         trainer["mixed_precision"] = "bf16"
     return Config(raw, config.source)
+
+
+def _with_spread(reward: Any) -> dict[str, Any]:
+    """The reward and one more, in which samples of random models differ, so that the update is tried as well."""
+    members = {"recipe": reward, "twin": {"class_path": "genrl.rewards.Incompressibility", "init_args": {}}}
+    return {"class_path": "genrl.rewards.Compose", "init_args": {"rewards": members}}
 
 
 def _shrunk(value: Any, where: str, folder: Path) -> Any:
