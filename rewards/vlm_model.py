@@ -38,6 +38,7 @@ class VLMOptions:
         plain_format: the text that is sent when the processor has no chat template, with ``{image}`` and
             ``{question}``, such as ``"USER: {image}\\n{question} ASSISTANT:"``.
         system: a system message of the chat.
+        chat: variables for the chat template, such as ``{enable_thinking: false}`` for models that think first.
         prefix: how the model's answer is made to begin, such as ``"Final Score: "``.
         attention: ``attn_implementation`` of transformers, such as ``"flash_attention_2"``.
         processor: settings for ``AutoProcessor.from_pretrained``, such as ``{max_pixels: 200704}``.
@@ -51,6 +52,7 @@ class VLMOptions:
     checkpointing: bool = False
     plain_format: str | None = None
     system: str | None = None
+    chat: dict[str, Any] | None = None
     prefix: str = ""
     attention: str | None = None
     processor: dict[str, Any] | None = None
@@ -216,9 +218,9 @@ class VisionLanguageModel:
         chat: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if self.options.system is not None:
             chat.insert(0, {"role": "system", "content": [{"type": "text", "text": self.options.system}]})
-        return (
-            self._processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) + self.options.prefix
-        )
+        variables = self.options.chat or {}
+        start = self._processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **variables)
+        return start + self.options.prefix
 
     def answer_ids(self, question: str, answer: str, media: Tensor) -> list[int]:
         """The tokens that `answer` adds to the question: a tokenizer may join it to what stands before it.

@@ -267,7 +267,19 @@ def test_other_processors_pass_gradients_and_score_like_image_files(families, na
             logits = model(**inputs).logits[0, -1]
         expected = logits.log_softmax(-1)[processor.tokenizer.convert_tokens_to_ids("yes")]
         assert found.item() == pytest.approx(expected.item(), abs=0.02)  # idefics3 enlarges the image
-    assert values(reward, pictures(2, frames=3, side=32)).isfinite().all()  # a video is several images here
+    videos = pictures(2, frames=3, side=32)
+    assert check_reward(reward, videos, PROMPTS[:2]) == []  # several images, where there is no video processor
+    if name != "paligemma":
+        several = VLMLikelihood(families[name], "log_likelihood", answer="a red cat")
+        assert check_reward(several, media, PROMPTS[:3]) == []
+
+
+def test_variables_reach_the_chat_template(families):
+    options = VLMOptions(chat={"enable_thinking": False})
+    reward = VLMLikelihood(families["qwen3_5"], options=options)
+    reward.prepare()
+    text = reward.vlm.tokenizer.decode(reward.vlm.inputs(pictures(1), ["?"])["input_ids"][0])
+    assert text.endswith("<|im_start|>assistant\n<think></think>")
 
 
 def test_a_processor_without_tensors_gives_scores_and_refuses_gradients(families):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from genrl.tiny.tokenizers import WORDS, qwen_tokenizer
+from genrl.tiny.tokenizers import CHAT_TEMPLATE, WORDS, qwen_tokenizer
 
 ANSWERS = ("yes", "no", "Yes", "No")
 CHAT = (
@@ -104,7 +104,59 @@ def paligemma() -> tuple[Any, Any]:
     return PaliGemmaForConditionalGeneration(config), processor
 
 
-FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {"llava": llava, "idefics3": idefics3, "paligemma": paligemma}
+def qwen3_parts() -> tuple[Any, dict[str, Any], Any]:
+    """Tokenizer, what both configurations share, and the processor; its video frames have their times as text."""
+    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    tokenizer = tokenizer_with()
+    tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    shared: dict[str, Any] = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tokens.items()
+    }
+    shared["vision_config"] = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 8, "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+    }  # fmt: skip
+    images = Qwen2VLImageProcessor(patch_size=8, size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64})
+    videos = Qwen3VLVideoProcessor(patch_size=8, size={"shortest_edge": 4 * 32 * 32, "longest_edge": 8 * 64 * 64})
+    thinking = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+    template = CHAT_TEMPLATE.removesuffix("{% endif %}") + thinking
+    processor = Qwen3VLProcessor(images, tokenizer, videos, chat_template=template)
+    return tokenizer, shared, processor
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+
+
+def qwen3_vl() -> tuple[Any, Any]:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    tokenizer, shared, processor = qwen3_parts()
+    shared["vision_config"]["deepstack_visual_indexes"] = [0, 1]
+    text = text_config(tokenizer, head_dim=16, rope_parameters=ROPE)
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, **shared)), processor
+
+
+def qwen3_5() -> tuple[Any, Any]:
+    """Every other layer is a linear attention, which runs over the sequence."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    tokenizer, shared, processor = qwen3_parts()
+    linear = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+    linear |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+    kinds = ["linear_attention", "full_attention"]
+    rope = {**ROPE, "partial_rotary_factor": 1.0}
+    text = text_config(tokenizer, head_dim=16, rope_parameters=rope, layer_types=kinds, **linear)
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, **shared)), processor
+
+
+FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "llava": llava,
+    "idefics3": idefics3,
+    "paligemma": paligemma,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_5": qwen3_5,
+}
 
 
 def saved_family(name: str, folder: Path) -> Path:
