@@ -32,8 +32,8 @@ class Compose:
 
     Raises:
         ValueError: an unknown name in a table (with the nearest known one), a weight that is not finite, no reward at
-            all, a weight on a `log_only` or held-out reward, a gate that a held-out reward decides, or one whose
-            failing value is not known.
+            all, a weight on a `log_only` or held-out reward, a gate that a held-out reward decides, or one that
+            lacks the value of a sample that fails.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Compose:
                     f"gates[{name!r}] is decided by {gate.reward!r}, which is held out and so unknown in training; "
                     "take it out of held_out and give it weight 0"
                 )
-            if gate.otherwise is None and not math.isfinite(self.range_of(name)[0]):
+            if gate.otherwise is None and self.range_of(name)[0] < 0:
                 raise ValueError(
-                    f"{name!r} has no lowest value (its range is {self.range_of(name)}), so gates[{name!r}] needs "
-                    "`otherwise`: the value of a sample that fails, about the worst that the reward gives"
+                    f"gates[{name!r}] needs `otherwise`, what a sample that fails counts as: 0 is not the worst of "
+                    f"{name!r}, whose range is {self.range_of(name)}. Give about the worst value that samples get."
                 )
 
     @property
@@ -187,7 +187,7 @@ class Compose:
         outer, _, inner = name.partition("/")
         nested = self.rewards[outer]
         own = [self.gates[key] for key in dict.fromkeys((name, outer)) if key in self.gates]
-        found = [replace(g, otherwise=self.range_of(name)[0]) if g.otherwise is None else g for g in own]
+        found = [replace(gate, otherwise=0.0) if gate.otherwise is None else gate for gate in own]
         if inner and isinstance(nested, Compose):
             found += [replace(gate, reward=f"{outer}/{gate.reward}") for gate in nested.gates_of(inner)]
         return found

@@ -150,7 +150,7 @@ def _known(text: str | None, names: Sequence[str]) -> str | None:
     text = (text or "").strip().lower()
     exact = [name for name in names if name.lower() == text]
     close = [name for name in names if text and (text in name.lower() or name.lower() in text)]
-    return (exact or close or [None])[0]
+    return next(iter(exact + close), None)
 
 
 def without_duplicates(detections: Sequence[Detection], overlap: float) -> list[Detection]:

@@ -120,7 +120,10 @@ def training(run: RunData) -> str:
     body = chart_grid(charts)
     if missing:
         body += absent(f"Not recorded by this method: {', '.join(missing)}.")
-    drawn = {name for _, metrics in (*TRAINING, *POLICY_TRAINING) for name in metrics}
+    gates = [name for name in dict.fromkeys(n for row in train.values() for n in row) if name.startswith("gate/")]
+    lines = [over_iterations(train, name, name.removeprefix("gate/"), i) for i, name in enumerate(gates)]
+    body += chart_grid([line_chart("Gates: share of samples that count", lines)] if lines else [])
+    drawn = {*gates} | {name for _, metrics in (*TRAINING, *POLICY_TRAINING) for name in metrics}
     names = dict.fromkeys(name for row in train.values() for name in row)
     others = [name for name in names if name not in drawn and not name.startswith(SHOWN)]
     rest = chart_grid(line_chart(name, [over_iterations(train, name)]) for name in others)

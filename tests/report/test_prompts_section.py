@@ -69,3 +69,11 @@ def test_films_are_embedded_beside_their_grids(make_run, suffix):
         film.unlink()
     html = write_report(run).read_text()
     assert f"data:image/{suffix[1:]};base64," in html and "Before training: moving" in html
+
+
+def test_shares_of_gates_are_drawn(make_run):
+    run = make_run(iterations=3)
+    assert "Gates: share" not in write_report(run).read_text()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"iteration": i, "kind": "train", "gate/pickscore": i / 4}) + "\n" for i in (1, 2, 3))
+    assert "Gates: share of samples that count" in write_report(run).read_text()

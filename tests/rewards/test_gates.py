@@ -53,13 +53,13 @@ def test_gated_values_equal_a_loop_over_samples(limits, otherwise):
     raw = {"easy": torch.rand(4, 6, generator=generator), "hard": torch.rand(4, 6, generator=generator)}
     raw["hard"][0, 0] = raw["easy"][1, 1] = NAN
     gate = Gate("hard", otherwise=otherwise, **limits)
-    compose = Compose({"easy": Given(low=-2.0), "hard": Given(1)}, gates={"easy": gate}, caps={"easy": 0.9})
+    compose = Compose({"easy": Given(), "hard": Given(1)}, gates={"easy": gate}, caps={"easy": 0.9})
     values, weights = compose.for_advantage(raw)
     assert weights == {"easy": 1.0, "hard": 1.0} and torch.equal(values["hard"].nan_to_num(), raw["hard"].nan_to_num())
     for p, g in itertools.product(range(4), range(6)):
         easy, hard = raw["easy"][p, g].item(), raw["hard"][p, g].item()
         passed = limits.get("at_least", -math.inf) <= hard <= limits.get("at_most", math.inf)
-        expected = min(easy, 0.9) if passed else (-2.0 if otherwise is None else otherwise)
+        expected = min(easy, 0.9) if passed else (0.0 if otherwise is None else otherwise)
         expected = NAN if math.isnan(easy) or math.isnan(hard) else expected
         assert values["easy"][p, g].item() == pytest.approx(expected, nan_ok=True, abs=1e-6)
     count = sum(limits.get("at_least", -1) <= h <= limits.get("at_most", 2) for h in raw["hard"].flatten().tolist())
@@ -67,7 +67,7 @@ def test_gated_values_equal_a_loop_over_samples(limits, otherwise):
 
 
 def test_failing_a_gate_is_worse_than_the_worst_that_passes_it_and_nan_would_not_be():
-    """Why a failed gate is the lowest value: with "not scored" a sample gains by failing."""
+    """Why a failed gate is a low value: with "not scored" a sample gains by failing."""
     hard = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
     easy = torch.tensor([[0.2, 0.6, 0.9, 0.9]])
     compose = Compose({"easy": Given(), "hard": Given(1)}, gates={"easy": Gate("hard", at_least=0.5)})
@@ -129,7 +129,7 @@ def test_gradients_stop_at_a_closed_gate():
         ({"esy": Gate("hard", at_least=0)}, "gates names 'esy'.*did you mean 'easy'"),
         ({"easy": Gate("hrd", at_least=0)}, "a gate names 'hrd'.*did you mean 'hard'"),
         ({"easy": Gate("easy", at_least=0)}, "decided by 'easy' itself"),
-        ({"free": Gate("hard", at_least=0)}, "'free' has no lowest value.*needs `otherwise`"),
+        ({"free": Gate("hard", at_least=0)}, r"gates\['free'\] needs `otherwise`.*0 is not the worst"),
         ({"easy": Gate("later", at_least=0)}, "'later', which is held out"),
     ],
 )
