@@ -291,6 +291,21 @@ def test_a_folder_of_data_files_goes_through_load_dataset(saved, tmp_path, monke
     assert source.held_out == JsonLines(str(saved / "files" / "train.jsonl"), held_out=3).held_out
 
 
+@pytest.mark.parametrize("held_out", [0.1, 500, "validation"])
+def test_a_data_set_of_the_hub_has_a_small_twin(tmp_path, held_out):
+    pytest.importorskip("datasets")
+    arguments = {
+        "path": "nobody/nothing", "prompt": "caption", "held_out": held_out, "revision": "main",
+        "columns": {"text": "words", "image": "picture"},
+    }  # fmt: skip
+    source = HuggingFaceDataset(**HuggingFaceDataset.tiny_arguments(arguments, tmp_path))
+    assert len(source.train) >= 12 and len(source.held_out) >= 4
+    assert not set(texts(source.train)) & set(texts(source.held_out))
+    assert source.train[0].metadata["image"].size == (32, 32) and source.train[0].metadata["text"]
+    local = {"path": str(tmp_path)}
+    assert HuggingFaceDataset.tiny_arguments(local, tmp_path) is local
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r'pip install "genrl\[datasets\]"'):

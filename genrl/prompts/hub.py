@@ -58,6 +58,32 @@ class HuggingFaceDataset:
             found = self._read(table)
             self.train, self.held_out = split_prompts(found, held_out, max_train, max_held_out, path, image_or_text)
 
+    @classmethod
+    def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The arguments with a small data set of made-up prompts that has the same splits and columns."""
+        import datasets
+
+        if Path(arguments["path"]).expanduser().exists():
+            return arguments
+        from PIL import Image
+
+        held_out, columns = arguments.get("held_out", 0.05), arguments.get("columns") or {}
+        texts = [f"a small picture of {what}, number {i}" for i in range(8) for what in ("a cat", "a boat", "a hill")]
+        table: dict[str, list[Any]] = {arguments.get("prompt", "prompt"): texts}
+        for key, column in columns.items():
+            blank = Image.new("RGB", (32, 32), "gray")
+            table[column] = [blank] * len(texts) if key == "image" else [text.rpartition(" ")[2] for text in texts]
+        splits = [arguments.get("split", "train"), *([held_out] if isinstance(held_out, str) else [])]
+        # One of the splits has other texts: what is held out is not trained on.
+        parts = {
+            split: datasets.Dataset.from_dict({c: v[i :: len(splits)] for c, v in table.items()})
+            for i, split in enumerate(splits)
+        }
+        path = folder / "prompts"
+        datasets.DatasetDict(parts).save_to_disk(str(path))
+        few = held_out if isinstance(held_out, str) else 4
+        return {**arguments, "path": str(path), "name": None, "revision": None, "held_out": few}
+
     def _load(self, split: str) -> Any:
         try:
             import datasets

@@ -121,13 +121,27 @@ def results(run: RunData) -> str:
             sign = "+" if change > 0 else ""
             name = f"{escape(gauge.name)}<small>{escape(gauge.meaning)}</small>"
             cells = [name, _with_interval(before, key), _with_interval(after, key)]
-            cells.append(f"{sign}{number(change)}" if math.isfinite(change) else "–")
+            cells.append(
+                f"{sign}{number(change)}{_share(gauge, change, before.get(key, NAN))}" if math.isfinite(change) else "–"
+            )
             rows.append(cells + ([number(real[gauge.name]) if gauge.name in real else "–"] if real else []))
     head = ["", before_name, after_name, "change", *(["real data"] if real else [])]
     lead = "Held-out prompts under fixed noise; in brackets the 95 % interval, where one was measured."
     if before_name == after_name:
         lead += " Only one evaluation was recorded."
+    if not any(gauge.role == "gauge" for gauge in shown):
+        lead += (
+            " No judge was measured (evaluation.gauges, or held_out of the rewards): only diversity and the statistics "
+            "of the pictures can show a reward that is hacked."
+        )
     return section(title, table(head, rows), lead)
+
+
+def _share(gauge: Gauge, change: float, before: float) -> str:
+    """A change of diversity or of a statistic is read as a share of the base model's value."""
+    if gauge.role not in ("spread", "statistic") or not before:
+        return ""
+    return f"<small>{100 * change / abs(before):+.0f} %</small>"
 
 
 def _with_interval(row: Mapping[str, float], key: str) -> str:

@@ -130,7 +130,7 @@ def measure(
     for name, value in raw.items():
         result |= interval(name, value, compose.range_of(name))
     if not any(hasattr(gauge, "measure") for gauge in gauges.values()):  # diversity is always watched
-        gauges = {**gauges, "diversity": PairwiseDiversity()}
+        gauges = {"diversity": PairwiseDiversity(), **gauges}
     for name, gauge in gauges.items():
         if hasattr(gauge, "measure"):
             found = gauge.measure(samples.media, samples.texts, samples.metadata)

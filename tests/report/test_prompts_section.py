@@ -75,5 +75,21 @@ def test_shares_of_gates_are_drawn(make_run):
     run = make_run(iterations=3)
     assert "Gates: share" not in write_report(run).read_text()
     with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({"iteration": i, "kind": "train", "gate/pickscore": i / 4}) + "\n" for i in (1, 2, 3))
+        file.writelines(
+            json.dumps({"iteration": i, "kind": "train", "gate/pickscore": i / 4}) + "\n" for i in (1, 2, 3)
+        )
     assert "Gates: share of samples that count" in write_report(run).read_text()
+
+
+def test_changes_of_statistics_are_shares_of_the_base_model_and_a_missing_judge_is_told(make_run):
+    run = make_run(iterations=10)
+    text = write_report(run).read_text()
+    assert "No judge was measured" not in text
+    rows = [
+        {"iteration": i, "kind": "eval", "eval/correct": 0.5, "eval/stats/dark_share": 0.451 + 0.0475 * i}
+        for i in (0, 10)
+    ]
+    rows.append({"iteration": 10, "kind": "train", "reward/correct": 0.5})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(run).read_text()
+    assert "+0.475<small>+105 %</small>" in text and "No judge was measured" in text
