@@ -11,6 +11,7 @@ from genrl.algorithms import PolicyGradient
 from genrl.config import build, load_config
 from genrl.diffusion import FlowSDE, Sampler, Schedule
 from genrl.prompts import Prompt
+from genrl.report import write_report
 from genrl.report.prompts import prompt_histories
 from genrl.rewards import Compose, Gate
 from genrl.training import Loop
@@ -133,7 +134,7 @@ def test_pictures_are_written_as_they_are(tmp_path, channels):
 # ----------------------------------------------------------------------------------------------- finished runs
 
 
-def configured(folder, **changes):
+def configured(folder, parts=None, **changes):
     """A finished run that was started from a configuration file."""
     tree = {
         "run_dir": str(folder / "run"),
@@ -147,8 +148,9 @@ def configured(folder, **changes):
         },
         "evaluation": {
             "every": 2, "samples_per_prompt": 8, "steps": 3, "batch": 7, "train_sampler": "always",
-            "gauges": {"judge": {"class_path": "toy.Darkness"}},
+            "gauges": {} if parts else {"judge": {"class_path": "toy.Darkness"}},
         },
+        **(parts or {}),
     }  # fmt: skip
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(tree))
@@ -201,6 +203,31 @@ def test_sampling_twice_gives_the_same_pictures_and_another_seed_others(tmp_path
         sample_run(run, prompts=["p77"])
     with pytest.raises(ValueError, match="at least 1, got 0"):
         sample_run(run, n=0)
+
+
+class ToyVideos(toy.ToyGenerator):
+    """The toy's picture fades to black over six frames."""
+
+    def decode(self, x0):
+        return super().decode(x0)[:, None] * torch.linspace(1, 0, 6)[:, None, None, None]
+
+
+class FirstFrame(toy.HalfBrightness):
+    def __call__(self, media, prompts, metadata):
+        return super().__call__(media[:, 0], prompts, metadata)
+
+
+def test_videos_are_previewed_as_strips_and_films_while_training_and_when_sampled(tmp_path):
+    video = {"generator": {"class_path": f"{__name__}.ToyVideos"}, "reward": {"class_path": f"{__name__}.FirstFrame"}}
+    run = configured(tmp_path, parts=video, iterations=2)
+    names = sorted(p.name for p in (run / "samples").iterdir())
+    assert names == [f"iteration-{i:06d}.{end}" for i in (0, 2) for end in ("png", "webp")]
+    row = toy.rows(run, "eval")[0]
+    assert row["eval/diversity_pairwise_distance"] > 0 and row["eval/stats/dark_share"] >= 1 / 6
+    assert "data:image/webp;base64," in write_report(run).read_text()
+    folder = sample_run(run, n=2, out=tmp_path / "out").parent
+    films = [f"prompt{p:03d}-{j:03d}.webp" for p in range(4) for j in range(2)]
+    assert sorted(p.name for p in folder.iterdir()) == ["grid.png", "grid.webp", *films]
 
 
 def test_a_loaded_run_has_the_weights_of_its_checkpoint_and_the_threads_of_its_training(tmp_path):
