@@ -150,6 +150,8 @@ class VisionLanguageModel:
                 if not any(isinstance(value, Tensor) and value.requires_grad for value in pixels):
                     self.obstacle = "its result has no graph back to the frames"
         self.differentiable = not self.obstacle
+        if self.obstacle:  # what fails with an 8-bit image too is no matter of gradients
+            self.inputs(frames.detach(), ["?"])
 
     # ------------------------------------------------------------------------------------------------ inputs
 

@@ -474,6 +474,13 @@ def test_a_missing_chat_template_is_named(families):
         VLMLikelihood(families["paligemma"]).prepare()
 
 
+def test_a_format_that_the_processor_does_not_understand_fails_before_anything_is_scored(families):
+    reward = VLMLikelihood(families["paligemma"], options=VLMOptions(plain_format="{image}<image>{question}"))
+    with pytest.raises(ValueError, match="2 <image> tokens"):
+        reward.prepare()
+    assert not reward.vlm.loaded
+
+
 @pytest.mark.parametrize("missing", ["transformers", "torchvision"])
 def test_the_missing_extra_is_named(folder, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
