@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .diversity import prompt_groups
 from .encoders import Dtype, Encoder, LoadedModel, check_frame_stride, frame_features
 from .pretrained import is_open_clip, load_open_clip, load_transformers
 
@@ -77,13 +78,10 @@ class EmbeddingDiversity(ImageEmbedding):
 
     @torch.no_grad()
     def measure(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> dict[str, float]:
-        """`{"embedding_distance": ...}` of media [N, ...] in [0, 1], grouped by equal prompts."""
+        """`{"embedding_distance": ...}` of media [N, ...] in [0, 1], grouped by prompt."""
         features = self.embed(media).double()  # [N, D]
-        groups: dict[str, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            groups.setdefault(prompt, []).append(index)
         means = []
-        for rows in groups.values():
+        for rows in prompt_groups(prompts, metadata):
             if (n := len(rows)) > 1:
                 cosines = features[rows] @ features[rows].T  # [n, n]
                 means.append(1 - ((cosines.sum() - cosines.diagonal().sum()) / (n * (n - 1))).item())
