@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,3 +32,38 @@ def progress_bar(title: str, total: int, enabled: bool) -> Iterator[Callable[[],
     with Progress(*progress_columns(), console=Console(file=sys.stderr), disable=not enabled) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
+
+
+@contextlib.contextmanager
+def loading(title: str, enabled: bool, *libraries: str) -> Iterator[None]:
+    """A line with the time so far while a model is loaded, in place of the bars of diffusers and transformers.
+
+    Args:
+        title: what is loaded.
+        enabled: False shows nothing.
+        libraries: "diffusers", "transformers"; one that is not installed is left to what needs it.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    with contextlib.ExitStack() as stack:
+        for name in libraries:
+            with contextlib.suppress(ImportError):
+                stack.enter_context(_silent(importlib.import_module(f"{name}.utils.logging")))
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        console = Console(file=sys.stderr)
+        bar = Progress(*columns, console=console, disable=not (enabled and console.is_terminal), transient=True)
+        stack.enter_context(bar)
+        bar.add_task(title, total=None)
+        yield
+
+
+@contextlib.contextmanager
+def _silent(logging: Any) -> Iterator[None]:
+    on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if on:
+            logging.enable_progress_bar()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from genrl.progress import loading
+
 from .pixels import Pixels
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -69,7 +71,7 @@ class Encoder:
         """Load the model unless that has been done, and move it to `device`."""
         if self._model is None:
             # Constructors of networks draw their weights before they load the real ones.
-            with torch.random.fork_rng(devices=[]), _progress_bars(progress):
+            with torch.random.fork_rng(devices=[]), loading(f"loading {self._owner}", progress, "transformers"):
                 self._model = self._load()
             self._model.module.eval().requires_grad_(False).to(self.dtype)
         if torch.device(device) != self.device:
@@ -173,23 +175,3 @@ def explained(owner: str, source: str) -> Iterator[None]:
         else:
             remedy = "Check the name and the network, or give a local folder."
         raise OSError(f"{owner} cannot load {source!r}: {reason}. {remedy}") from error
-
-
-@contextlib.contextmanager
-def _progress_bars(shown: bool) -> Iterator[None]:
-    """transformers' bars off while weights are loaded, unless they are to be shown."""
-    if shown:
-        yield
-        return
-    try:
-        from transformers.utils import logging
-    except ImportError:  # the loader says what is needed
-        yield
-        return
-    on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if on:
-            logging.enable_progress_bar()

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .encoders import _progress_bars as progress_bars
+from genrl.progress import loading
+
 from .encoders import explained
 
 Inputs = dict[str, Any]
@@ -111,7 +112,7 @@ class VisionLanguageModel:
                     'options.plain_format: "{image}{question}\\n".'
                 )
             self._find_out_about_gradients()
-            with explained(self.owner, self.id), progress_bars(progress):
+            with explained(self.owner, self.id), loading(f"loading {self.id}", progress, "transformers"):
                 model = _load_model(self.id, self.options)
             if self.options.checkpointing:
                 _checkpoint_layers(model)

@@ -14,14 +14,19 @@ LIBRARIES = ("diffusers", "transformers", "open_clip_torch")
 def saved(name: str, make: Callable[[Path], None], folder: str | os.PathLike[str] | None = None) -> Path:
     """`folder`, or a folder of genrl's cache, filled by `make(path)` unless it already is."""
     from genrl.generators.cache import cached_folder
+    from genrl.progress import loading
+
+    def make_quietly(path: Path) -> None:
+        with loading(f"making a tiny {name}", True, "transformers", "diffusers"):
+            make(path)
 
     if folder is None:
-        return cached_folder(f"tiny-{name}", {"name": name, "code": code_version()}, make)
+        return cached_folder(f"tiny-{name}", {"name": name, "code": code_version()}, make_quietly)
     path = Path(folder)
     complete = path / ".complete"  # written last: what a killed process left is made again
     if not complete.exists():
         path.mkdir(parents=True, exist_ok=True)
-        make(path)
+        make_quietly(path)
         complete.touch()
     return path
 
