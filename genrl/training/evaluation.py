@@ -291,7 +291,8 @@ def sample_run(
     if n < 1:
         raise ValueError(f"the number of samples must be at least 1, got {n}")
     run = load_run(run_dir, checkpoint, weights)
-    chosen = [Prompt(text, {}) for text in prompts] if prompts else list(run["prompts"].held_out)
+    known = {p.text: p for p in (*run["prompts"].train, *run["prompts"].held_out)}  # with their image conditions
+    chosen = [known.get(text, Prompt(text)) for text in prompts] if prompts else list(run["prompts"].held_out)
     sampler = deterministic_sampler(run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift)
     samples = sample_set(
         run["generator"], sampler, chosen, n, seed=seed, batch=run["evaluation"].batch, device=run["device"]

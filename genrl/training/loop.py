@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from genrl.algorithms.base import Algorithm
+from genrl.algorithms.base import Algorithm, chunked
 from genrl.diffusion import NonFiniteError
 from genrl.generators.base import Generator, encode_prompts
+from genrl.progress import progress_bar
 from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
 from genrl.training.checkpoint import broadcast
@@ -34,6 +35,8 @@ from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout
 from genrl.training.settings import EvaluationSettings, TrainerSettings
 from genrl.training.updater import Updater
+
+PROMPTS_READ_AT_START = 4096
 
 
 class Loop(Run):
@@ -105,13 +108,25 @@ class Loop(Run):
                     part.prepare(self.device, progress=main)
         try:
             self.algorithm.configure(self.generator)
-            encode_prompts(self.generator, (*self.prompts.train, *self.prompts.held_out))  # all can be read
+            self._read_prompts(main)
         except ValueError as error:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         margins = self.evaluation.alarm_margin, self.evaluation.drift_margin
         self.monitor = Monitor(margins[0], self.trainer.collapse_fraction, margins[1])
         self.worker = RewardWorker(self.reward.for_training(), self.trainer.reward_timeout, self.device)
+
+    def _read_prompts(self, progress: bool) -> None:
+        """Encode every prompt once: what cannot be read is found now, and caches of encoders are full.
+
+        Of very many training prompts only the first are; the others are encoded when they are drawn.
+        """
+        prompts = [*self.prompts.held_out, *self.prompts.train[:PROMPTS_READ_AT_START]]
+        parts = chunked(len(prompts), 32)
+        with progress_bar("reading prompts", len(parts), progress and len(parts) > 4) as advance:
+            for part in parts:
+                encode_prompts(self.generator, prompts[part])
+                advance()
 
     # --------------------------------------------------------------------------------------------- iterations
 
