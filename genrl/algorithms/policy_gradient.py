@@ -11,6 +11,7 @@ and Flow-GRPO, DanceGRPO, Flow-CPS, MixGRPO, Flow-GRPO-Fast, GRPO-Guard, Flow-DP
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -146,7 +147,8 @@ class PolicyGradient:
             cond = index_batch(batch.cond, first)
             groups = replace(batch, group_noise=batch.group_noise.for_rows(unique))
         x1 = generator.initial_latents(cond, initial_noise(groups, self.group_noise))
-        trajectory = sampler.rollout(velocity_fn, x1, cond, batch.noise, steps, expand)
+        trained = self._chosen(steps, batch)  # of the others no latents are kept
+        trajectory = sampler.rollout(velocity_fn, x1, cond, batch.noise, steps, expand, trained)
         return Rollout(batch.cond, trajectory.x0, batch.rows, trajectory=trajectory, evaluations=trajectory.evaluations)
 
     def advantages(
@@ -157,13 +159,16 @@ class PolicyGradient:
     def keep(self, advantages: Tensor) -> Tensor | None:
         return None if self.keep_per_group is None else best_and_worst(advantages, self.keep_per_group)
 
-    def trained_steps(self, rollout: Rollout, batch: Batch) -> list[int]:
+    def _chosen(self, steps: Sequence[int], batch: Batch) -> list[int]:
         """The window's steps, or the share of them that this iteration trains; equal on every process."""
-        steps = list(_trajectory(rollout).steps)
         if self.step_fraction == 1:
-            return steps
+            return list(steps)
         count = max(1, round(self.step_fraction * len(steps)))
-        return sorted(random.Random(f"steps {batch.seed} {batch.iteration}").sample(steps, count))
+        return sorted(random.Random(f"steps {batch.seed} {batch.iteration}").sample(list(steps), count))
+
+    def trained_steps(self, rollout: Rollout, batch: Batch) -> list[int]:
+        """The steps that were kept to be trained on."""
+        return list(_trajectory(rollout).steps)
 
     @torch.no_grad()
     def before_update(self, velocity_fn: VelocityFn, generator: Generator, rollout: Rollout, batch: Batch) -> Rollout:
@@ -171,7 +176,7 @@ class PolicyGradient:
         steps = self.trained_steps(rollout, batch)
         if self.anchor == "recompute":
             means = self._means(velocity_fn, rollout, steps)
-            trajectory = replace(_trajectory(rollout), means=means, steps=tuple(steps))
+            trajectory = replace(_trajectory(rollout), means=means)
             evaluations = rollout.evaluations + len(steps) * len(rollout)
             rollout = replace(rollout, trajectory=trajectory, evaluations=evaluations)
         if self.kl_weight > 0:

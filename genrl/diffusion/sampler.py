@@ -61,7 +61,7 @@ class Trajectory:
 
     Args:
         t: [n + 1] float32 grid that was used.
-        steps: indices of the stochastic steps.
+        steps: indices of the stochastic steps that were kept.
         states: grid index k -> x at t[k], [B, ...] float32, for the starts and ends of stochastic steps.
         means: step k -> behaviour mean, [B, ...] float32.
         x0: [B, ...] the final point.
@@ -198,6 +198,7 @@ class Sampler:
         generator: torch.Generator | StepNoise | None = None,
         steps: Sequence[int] | None = None,
         expand: Tensor | None = None,
+        keep: Sequence[int] | None = None,
     ) -> Trajectory:
         """Sample from x1 to x0 without gradients.
 
@@ -209,12 +210,14 @@ class Sampler:
             steps: the stochastic steps; by default those of iteration 0.
             expand: int64 [B'], to run the ODE steps before the first stochastic one only once for the samples that
                 share start and conditioning: sample i of the result then starts from row expand[i] of x1 and cond.
+            keep: stochastic steps whose latents are kept, for those that are not trained on; by default all.
 
         Returns:
-            A trajectory of B (or B') samples in float32.
+            A trajectory of B (or B') samples in float32, whose steps are those that were kept.
         """
         steps = self.steps() if steps is None else tuple(sorted(steps))
         self._check(steps)
+        kept = steps if keep is None else tuple(k for k in steps if k in keep)
         first = steps[0] if steps else self.n_steps
         x = x1 if x1.dtype == torch.float64 else x1.float()
         states: dict[int, Tensor] = {}
@@ -227,14 +230,14 @@ class Sampler:
             transition = self.transition(velocity_fn, x, self.step(k, noisy), cond)
             evaluations += len(x)
             if noisy:
-                states[k], means[k] = x, transition.mean
-                x = transition.at(_noise(generator, k, transition.mean))
-                states[k + 1] = x
+                start, x = x, transition.at(_noise(generator, k, transition.mean))
+                if k in kept:
+                    states[k], means[k], states[k + 1] = start, transition.mean, x
             else:
                 x = transition.mean
         if first == self.n_steps and expand is not None:
             x = index_batch(x, expand)
-        return Trajectory(self.schedule.t, steps, states, means, x, evaluations)
+        return Trajectory(self.schedule.t, kept, states, means, x, evaluations)
 
     def replay(
         self, velocity_fn: VelocityFn, trajectory: Trajectory, step: int | Sequence[int], cond: Any = None

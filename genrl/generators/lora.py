@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from genrl.generators.base import NamedWeights, load_strictly
-from genrl.networks.weights import WeightSet
+from genrl.networks.weights import WeightSet, current
 
 ADAPTER = "policy"
 WEIGHTS_FILE = "adapter_model.safetensors"  # peft's own file names, so that peft can read the folder too
@@ -144,15 +144,18 @@ class PipelineWeights(NamedWeights):
     def __init__(self, network: nn.Module, base: bool, adapter: bool, read: Callable[[], list[Tensor]]):
         super().__init__(network)
         self._network, self._base, self._read = network, base and adapter, read
-        self._versions = [p._version for p in self.parameters()]
+        self._versions = self._read_versions()
         self._start = WeightSet(self.parameters()) if adapter and not base else None
+
+    def _read_versions(self) -> list[int]:
+        return [current(p)._version for p in self.parameters()]
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Inside it the network is the reference, without gradients; everything is as before afterwards."""
         if not self._base and self._start is None:
             start = WeightSet(self.parameters())
-            if [p._version for p in self.parameters()] != self._versions:
+            if self._read_versions() != self._versions:
                 start.load_state_dict({"values": self._read()})
             self._start = start
         with without_adapters(self._network) if self._start is None else self._start.active(), torch.no_grad():
@@ -187,9 +190,9 @@ def train_adapter(
             add_adapter(name, model, settings, seed)
         config = getattr(model, "peft_config", {})
         if name in trained and (config[ADAPTER].r, config[ADAPTER].lora_alpha) != (settings.rank, settings.alpha):
+            has = f"rank {config[ADAPTER].r} and alpha {config[ADAPTER].lora_alpha}"
             raise ValueError(
-                f"the adapter in {sources[ADAPTER]} has rank {config[ADAPTER].r} and alpha {config[ADAPTER].lora_alpha} "
-                f"for {name}; the lora settings must say the same, they are {settings}"
+                f"the adapter in {sources[ADAPTER]} has {has} for {name}; lora must say so too: {settings}"
             )
         if config:
             model.set_adapter([a for a in dict.fromkeys((*sources, ADAPTER)) if a in config])
@@ -206,6 +209,8 @@ def add_adapter(name: str, model: Any, settings: LoraSettings, seed: int) -> Non
 
     from genrl.generators.recipe import seeded
 
+    if not hasattr(model, "add_adapter"):
+        raise ValueError(f"{name}, a {type(model).__name__}, takes no LoRA adapters; lora=None trains all its weights")
     layers = {key for key, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
     lists = {key for key, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     found = [t for t in settings.targets or ATTENTION if _matches(layers, t) and not _matches(lists, t)]
@@ -235,13 +240,16 @@ def load_adapter(
         ValueError: when it changes nothing: no layer takes it, or every B is zero.
     """
     folder, own = Path(source), hasattr(pipe, "load_lora_weights")
-    if own and (not folder.is_dir() or (folder / PIPELINE_FILE).is_file()):
-        pipe.load_lora_weights(str(source), adapter_name=name)
-    for key, model in denoisers.items():
-        if own and (folder / key).is_dir():
-            pipe.load_lora_weights(str(folder / key), adapter_name=name, **{f"load_into_{key}": True})
-        elif (folder / key).is_dir():
-            model.load_lora_adapter(str(folder / key), prefix=None, adapter_name=name, weight_name=PIPELINE_FILE)
+    try:
+        if own and (not folder.is_dir() or (folder / PIPELINE_FILE).is_file()):
+            pipe.load_lora_weights(str(source), adapter_name=name)
+        for key, model in denoisers.items():
+            if own and (folder / key).is_dir():
+                pipe.load_lora_weights(str(folder / key), adapter_name=name, **{f"load_into_{key}": True})
+            elif (folder / key).is_dir():
+                model.load_lora_adapter(str(folder / key), prefix=None, adapter_name=name, weight_name=PIPELINE_FILE)
+    except ValueError as error:
+        raise ValueError(f"the adapter in {source} does not fit {type(pipe).__name__}: {error}") from error
     b = [p for model in denoisers.values() for key, p in model.named_parameters() if f"lora_B.{name}." in key]
     if not b or not (allow_noop or any(bool(p.any()) for p in b)):
         why = "every lora_B is zero, as before any training" if b else f"no layer of {', '.join(denoisers)} takes it"

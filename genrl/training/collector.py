@@ -15,6 +15,7 @@ from genrl.diffusion import RowNoise, index_batch
 from genrl.generators.base import Generator, encode_prompts
 from genrl.prompts import Prompt, PromptSource
 from genrl.rewards import Compose, image_statistics
+from genrl.training.off_load import moved
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, draw_prompts
 from genrl.training.settings import TrainerSettings
@@ -68,9 +69,7 @@ class Collector:
         """The prompts of an iteration."""
         return draw_prompts(len(self.prompts.train), self.settings.prompts_per_iteration, self.seed, iteration)
 
-    def batch(
-        self, rows: Tensor, chosen: list[int], iteration: int, encode: bool = True
-    ) -> tuple[Batch, list[Prompt]]:
+    def batch(self, rows: Tensor, chosen: list[int], iteration: int, encode: bool = True) -> tuple[Batch, list[Prompt]]:
         """The batch of some sample numbers, and their prompts; without ``encode`` its conditioning is None."""
         groups = rows // self.settings.group_size
         prompts = [self.prompts.train[chosen[p]] for p in groups.tolist()]
@@ -103,7 +102,7 @@ class Collector:
             texts = [p.text for p in prompts]
             futures.append((worker.submit(media, texts, [dict(p.metadata) for p in prompts]), texts))
             stats.append((len(media), image_statistics(media)))
-            parts.append(rollout)
+            parts.append(moved(rollout, "cpu") if self.settings.latents_on_cpu else rollout)
         sampled = time.perf_counter()
         scores = [worker.wait(future, texts) for future, texts in futures]
         values = {name: torch.cat([s[name] for s in scores]) for name in sorted(scores[0])}
@@ -112,7 +111,9 @@ class Collector:
             values[_STATS + name] = torch.cat(means)
         times = {"time/rollout": sampled - began, "time/reward": time.perf_counter() - sampled}
         whole, _ = self.batch(rows, chosen, iteration, encode=False)
-        return Collected(Rollout.concatenate(parts), whole, values, torch.tensor(chosen), times)
+        joined = Rollout.concatenate(parts)
+        joined = moved(joined, "cpu") if self.settings.latents_on_cpu and len(parts) > 1 else joined  # pinned again
+        return Collected(joined, whole, values, torch.tensor(chosen), times)
 
     def advantages(self, collected: Collected) -> tuple[Rollout, Tensor, dict[str, float]]:
         """Advantages over whole groups, gathered from all processes.

@@ -20,7 +20,7 @@ def moved(rollout: Rollout, device: torch.device | str) -> Rollout:
 
     What goes to the CPU while there is a GPU is pinned, so that it comes back fast.
     """
-    pin = torch.device(device).type == "cpu" and rollout.x0.is_cuda
+    pin = torch.device(device).type == "cpu" and torch.cuda.is_available()
 
     def put(tensor: Tensor) -> Tensor:
         there = tensor.to(device, non_blocking=not pin)

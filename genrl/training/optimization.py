@@ -177,8 +177,9 @@ class Optimization:
         wrong = sorted(named.keys() ^ saved.keys()) or [n for n, p in named.items() if p.shape != saved[n].shape]
         if wrong:
             raise ValueError(f"the weights differ in names or shapes, first in {wrong[0]}")
-        for name, p in named.items():
-            local(p).copy_(share(saved[name], p))
+        with torch.no_grad():
+            for name, p in named.items():
+                p.copy_(_laid_out(saved[name], p))  # counted in the version of p
 
     def _optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state with the names of parameters in place of their numbers, where there are names."""

@@ -22,10 +22,12 @@ class Sharing(Protocol):
     """How the processes share the trained network.
 
     Attributes:
-        lockstep: every process must run the same number of forwards and backwards in an update.
+        lockstep: every process must run the same number of backwards in an update.
+        gathers: a forward is an exchange between the processes, so all must evaluate the same networks in turn.
     """
 
     lockstep: bool
+    gathers: bool
 
     def distribute(self, generator: Any) -> None:
         """Divide the parameters of ``generator.module``, before the optimizer is made."""
@@ -53,7 +55,7 @@ class Sharing(Protocol):
 class Copies:
     """One process, or a whole copy of the network on each (DistributedDataParallel)."""
 
-    lockstep = False
+    lockstep = gathers = False
 
     def __init__(self, accelerator: Any, settings: Any):
         self.accelerator, self.settings = accelerator, settings
@@ -108,9 +110,7 @@ def plan(settings: Any) -> Plan:
             "divided; use zero_stage: 2, or fsdp2_8gpu.yaml, which divides weights too"
         )
     if chosen != "copies" and settings.mixed_precision == "fp16":
-        raise SetupError(
-            f"trainer.mixed_precision = fp16 with {chosen}: use bf16 or no; gradients are not scaled"
-        )
+        raise SetupError(f"trainer.mixed_precision = fp16 with {chosen}: use bf16 or no; gradients are not scaled")
     return chosen
 
 

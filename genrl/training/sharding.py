@@ -51,7 +51,7 @@ class Shards:
         settings: of the trainer.
     """
 
-    lockstep = True  # a forward is an exchange between the processes, so each must run equally many
+    lockstep = gathers = True
 
     def __init__(self, accelerator: Any, settings: Any):
         self.accelerator, self.settings = accelerator, settings
@@ -98,6 +98,7 @@ class Shards:
         self._places = [(m, n, old, new) for m, n, old, new in now if new is not None and new is not old]
         for _, _, old, new in self._places:
             setattr(old, REPLACED_BY, new)
+            torch._C._autograd._unsafe_set_version_counter((new,), (old._version,))  # nothing has been written
             old.data = old.data.new_empty(0)  # the whole tensor is let go of, also where the old object is kept
 
     def prepare(self, module: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:

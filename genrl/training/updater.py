@@ -49,12 +49,33 @@ class Updater(Optimization):
         self.layout = layout
         _refuse_dropout(self.generator.module)
         sharing = make_sharing(accelerator, self.settings)
+        self._most = lambda n: int(accelerator.gather(torch.tensor([n], device=accelerator.device)).max())
+        if sharing.gathers:
+            self._keep_in_step()
         self.names = list(self.generator.state_dict())  # in the order of trainable()
         sharing.distribute(self.generator)
+        if getattr(self.algorithm, "kl_weight", 0) > 0:
+            with self.generator.reference():  # what the start is can be told for sure before anything is written only
+                pass
         parameters = [current(p) for p in self.generator.trainable()]
         optimizer = self.start_from(accelerator, parameters, sharing)
         self.generator.module, self.optimizer = sharing.prepare(self.generator.module, optimizer)
         self.generator.module.eval()
+
+    def _keep_in_step(self) -> None:
+        """Every process must evaluate the same networks in the same order.
+
+        Raises:
+            TrainingError: when the algorithm and the generator cannot promise that.
+        """
+        one_time = getattr(self.algorithm, "steps_per_forward", 0) == 1
+        if getattr(self.generator, "uses_part_of_weights", False) and not one_time:
+            raise TrainingError(
+                f"with {type(self.algorithm).__name__} processes would evaluate different networks of "
+                f"{type(self.generator).__name__} at the same moment, because times differ within a batch; use a "
+                "policy gradient with steps_per_forward: 1, or trainer.sharding: none"
+            )
+        self.generator.most = self._most  # type: ignore[attr-defined]
 
     def run(self, rollout: Rollout, batch: Batch, weights: Tensor) -> tuple[dict[str, float], float]:
         """All updates of an iteration.
@@ -70,20 +91,20 @@ class Updater(Optimization):
         sampled, size = rollout.evaluations, self.layout.local_minibatch
         minibatches = []
         for m in range(self.algorithm.minibatches):
-            minibatch = self._without_left_out(rollout.select(slice(m * size, (m + 1) * size)))
+            minibatch, real = self._without_left_out(rollout.select(slice(m * size, (m + 1) * size)))
             if len(minibatch):
                 minibatch = self._here(minibatch)
                 minibatch = self.algorithm.before_update(self.generator.velocity, self.generator, minibatch, batch)
-            minibatches.append(moved(minibatch, "cpu") if self.settings.latents_on_cpu else minibatch)
-        evaluations = sampled + sum(minibatch.evaluations - sampled for minibatch in minibatches)
+            minibatches.append((moved(minibatch, "cpu") if self.settings.latents_on_cpu else minibatch, real))
+        evaluations = sampled + sum(minibatch.evaluations - sampled for minibatch, _ in minibatches)
         units = self.algorithm.units(rollout, batch)
         first, later, common = Meter(), Meter(), Meter()
         trained, gap = 0, {}
         for epoch in range(self.algorithm.inner_epochs):
-            for m, minibatch in enumerate(minibatches):
+            for m, (minibatch, real) in enumerate(minibatches):
                 kept = weights[self.layout.minibatch(m)].sum().clamp(min=1).item()
                 meter = first if epoch == m == 0 else later
-                trained += self.accumulate(minibatch, kept, units, meter, common)
+                trained += self.accumulate(minibatch, kept, units, meter, common, real)
                 if epoch == m == 0:
                     gap = first.result(self.accelerator)
                     if self.updates == 0:
@@ -104,12 +125,15 @@ class Updater(Optimization):
     def _here(self, rollout: Rollout) -> Rollout:
         return moved(rollout, self.accelerator.device) if self.settings.latents_on_cpu else rollout
 
-    def _without_left_out(self, minibatch: Rollout) -> Rollout:
+    def _without_left_out(self, minibatch: Rollout) -> tuple[Rollout, int]:
         """Left-out samples cost nothing.
 
         Over several processes some rows of weight 0 are put behind the others: one where all would go, since every
         process must take part in the last backward; and where processes work in lockstep, enough to make as many
         micro-batches as the process that has most.
+
+        Returns:
+            The samples, and the number of those before the rows of weight 0.
         """
         weight, several = minibatch.weight, self.layout.processes > 1
         whole = weight is None or bool(weight.all())
@@ -117,33 +141,42 @@ class Updater(Optimization):
         size = self.algorithm.micro_batch or max(len(minibatch), 1)
         parts = -(-len(kept) // size)
         if self.sharing.lockstep:
-            parts = int(self.accelerator.gather(torch.tensor([parts], device=self.accelerator.device)).max())
+            parts = self._most(parts)
         elif several:
             parts = max(parts, 1)
         padding = max((parts - 1) * size + 1 - len(kept), 0) if parts else 0
         if whole and not padding:
-            return minibatch
+            return minibatch, len(kept)
         filler = kept[:1] if len(kept) else torch.zeros(1, dtype=torch.long)
         chosen = minibatch.select(torch.cat([kept, filler.expand(padding)]))
         counts = torch.cat([torch.ones(len(kept)), torch.zeros(padding)])
-        return replace(chosen, weight=counts.to(chosen.x0.device))
+        return replace(chosen, weight=counts.to(chosen.x0.device)), len(kept)
 
-    def accumulate(self, minibatch: Rollout, kept: float, units: list[Unit], meter: Meter, common: Meter) -> int:
+    def accumulate(
+        self,
+        minibatch: Rollout,
+        kept: float,
+        units: list[Unit],
+        meter: Meter,
+        common: Meter,
+        real: int | None = None,
+    ) -> int:
         """Gradients of one minibatch, one backward a unit.
 
         Args:
-            minibatch: samples of this process; those of weight 0 are last.
+            minibatch: samples of this process.
             kept: samples that the mean is over, on all processes; gradients are averaged over processes.
             units: of work, see :class:`genrl.algorithms.Algorithm`.
             meter, common: take the metrics of the units and the loss.
+            real: number of rows before those that only keep processes in step; None for all.
 
         Returns:
             Forwards spent.
         """
         kept = kept / self.layout.processes
-        real = len(minibatch) if minibatch.weight is None else int(minibatch.weight.count_nonzero())
+        real = len(minibatch) if real is None else real
         parts = chunked(real, self.algorithm.micro_batch)
-        # Where rows of weight 0 make more micro-batches, one row each does.
+        # Where rows without weight make more micro-batches, one row each does.
         missing = len(chunked(len(minibatch), self.algorithm.micro_batch)) - len(parts)
         work = [(part, unit) for part in [*parts, *[slice(real, real + 1)] * missing] for unit in units]
         total = torch.zeros((), device=self.accelerator.device)

@@ -12,6 +12,7 @@ from genrl.diffusion import CPS, DDIM, AllSteps, FixedWindow, FlowSDE
 from genrl.objectives import FlowDPPO, Guard, PPOClip, Reinforce
 from genrl.training.errors import TrainingError
 from genrl.training.logging import Meter
+from genrl.training.processes import Copies
 from genrl.training.updater import Updater
 
 STEPS, PROMPTS, GROUP, RATE = 6, 4, 4, 1e-4
@@ -162,6 +163,9 @@ def test_a_fraction_of_the_steps_is_drawn_anew_each_iteration(tmp_path):
     run = Recorded(tmp_path, algorithm, trainer={"iterations": 6})
     trained = [tuple(sorted(k for k in row if k.endswith("/t"))) for row in run.metrics]
     assert {len(t) for t in trained} == {2} and len(set(trained)) > 2
+    for rollout, steps in zip(run.rollouts, trained, strict=True):  # of the others no latents are kept
+        assert [f"step_{k}/t" for k in rollout.trajectory.means] == list(steps)
+        assert set(rollout.trajectory.states) == {j for k in rollout.trajectory.means for j in (k, k + 1)}
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
@@ -213,7 +217,7 @@ def test_leaving_samples_out_equals_giving_them_the_weight_zero(tmp_path, monkey
     for drop in (True, False):
         algorithm = PolicyGradient(steps=STEPS, keep_per_group=1, micro_batch=3)
         if not drop:
-            monkeypatch.setattr(Updater, "_without_left_out", lambda self, minibatch: minibatch)
+            monkeypatch.setattr(Updater, "_without_left_out", lambda self, rows: (rows, len(rows)))
         runs.append(Recorded(tmp_path / str(drop), algorithm))
     torch.testing.assert_close(runs[0].weights, runs[1].weights, rtol=0, atol=1e-6)
     # Half of the samples are left out, and cost no forward and backward.
@@ -333,6 +337,7 @@ def test_memory_does_not_grow_with_the_number_of_trained_steps():
         rollout = algorithm.rollout(generator.velocity, generator, batch)
         rollout = replace(rollout, advantage=torch.ones(16), weight=torch.ones(16))
         loop.updater.accelerator, loop.updater.layout = loop.accelerator, loop.layout
+        loop.updater.sharing = Copies(loop.accelerator, loop.trainer)
         loop.generator.module = loop.accelerator.prepare(generator.module)
         alive = peak = 0
 
