@@ -1,12 +1,14 @@
 """Generators: what is fine-tuned."""
 
 from genrl.generators.base import Cond, Generator, Noise, TrainableWeights
+from genrl.generators.diffusers import DiffusersGenerator
 from genrl.generators.digits import DigitPrompts, DigitsGenerator, DigitsPart, DigitsSplit, load_digits_split
 from genrl.generators.lora import LoraSettings, LoraWeights
 from genrl.generators.text import RenderedTextGenerator, TextPrompts
 
 __all__ = [
     "Cond",
+    "DiffusersGenerator",
     "DigitPrompts",
     "DigitsGenerator",
     "DigitsPart",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,13 +12,13 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from genrl.diffusion.batch import map_tensors
-from genrl.diffusion.paths import Path as ProbabilityPath
-from genrl.diffusion.paths import Prediction, RectifiedFlow, VariancePreserving
+from genrl.diffusion.paths import VariancePreserving
 from genrl.diffusion.schedule import Schedule
+from genrl.diffusion.schedulers import choose_path
 from genrl.generators.base import Noise, draw_noise
 from genrl.generators.lora import ADAPTER, LoraSettings, PipelineWeights, save_adapter, train_adapter
 from genrl.generators.probe import Probe, Rows
+from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
 
 CONFIG_FILE = "genrl.json"
@@ -57,6 +55,7 @@ class DiffusersGenerator:
     """
 
     reads_metadata = True
+    most: Callable[[int], int] | None = None  # set by a loop that shards: the largest of the processes' numbers
     latent_shape: tuple[int, ...]
 
     def __init__(
@@ -149,13 +148,14 @@ class DiffusersGenerator:
         if not isinstance(self.model, (str, os.PathLike)):
             return self.model
         try:
-            from diffusers import DiffusionPipeline
+            from diffusers.pipelines import DiffusionPipeline, pipeline_utils
         except ImportError as error:
             raise ImportError('diffusers pipelines need the package: pip install "genrl[diffusers]"') from error
         dtypes = {"default": getattr(torch, self._config["dtype"])}
         if self.lora is None:  # what is trained is read in full precision
             dtypes |= {name: torch.float32 for name in self.train or [f"{n}{i}" for n in DENOISERS for i in ("", "_2")]}
-        return DiffusionPipeline.from_pretrained(self.model, torch_dtype=dtypes, **self.load)
+        key = "dtype" if hasattr(pipeline_utils, "_resolve_dtype") else "torch_dtype"  # its name before 0.4x
+        return DiffusionPipeline.from_pretrained(self.model, **{key: dtypes}, **self.load)
 
     def _build(self, pipe: Any) -> None:
         self.pipe, config, kind = pipe, self._config, type(pipe)
@@ -188,7 +188,7 @@ class DiffusersGenerator:
         for name in ("tiling", "slicing"):
             if config[f"vae_{name}"]:
                 getattr(pipe.vae, f"enable_{name}")()
-        self._network = self._module = Denoisers(denoisers, lambda: self.module)
+        self._network = self._module = Routed(denoisers, lambda: self.module)
         self._probe.compute_dtype = denoisers[trained[0]].dtype
         base = config["reference"] == "base"
         self._weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
@@ -220,6 +220,11 @@ class DiffusersGenerator:
     def weights(self) -> PipelineWeights:
         _ = self.module  # raises before prepare
         return self._weights
+
+    @property
+    def uses_part_of_weights(self) -> bool:
+        """Whether an evaluation uses one of several denoisers."""
+        return len(list(self._network.children())) > 1
 
     def trainable(self) -> list[nn.Parameter]:
         return self.weights.parameters()
@@ -385,13 +390,20 @@ class DiffusersGenerator:
             groups.setdefault((self._table[row][1], 0.0 if times is None else times[i]), []).append(i)
         parts = []
         for (_, time), members in groups.items():
-            first = self._table[ids[members[0]]][0]
-            prompts = tuple(self._table[ids[i]][0].prompts[0] for i in members)
-            parts.append(function(Rows(prompts, first.image, first.key), torch.tensor(members), time))
+            parts.append(self._evaluate(function, ids, members, time))
+        # Of a sharded network every evaluation is an exchange, so processes with fewer groups repeat one without effect.
+        for _ in range(0 if times is None or self.most is None else self.most(len(parts)) - len(parts)):
+            (_, time), members = next(iter(groups.items()))
+            parts[0] = parts[0] + 0 * self._evaluate(function, ids, members, time)
         if len(parts) == 1:
             return parts[0]
         order = torch.tensor([i for members in groups.values() for i in members]).argsort()
         return torch.cat(parts)[order.to(parts[0].device)]
+
+    def _evaluate(self, function: Any, ids: list[int], members: list[int], time: float) -> Tensor:
+        first = self._table[ids[members[0]]][0]
+        prompts = tuple(self._table[ids[i]][0].prompts[0] for i in members)
+        return function(Rows(prompts, first.image, first.key), torch.tensor(members), time)
 
     def _timestep(self, t: float) -> Tensor:
         """The scheduler's own timestep [1] at a time of its grids, or the value between two."""
@@ -401,101 +413,5 @@ class DiffusersGenerator:
         return torch.full((1,), value, dtype=dtype, device=self._device)
 
 
-class Denoisers(nn.Module):
-    """The denoisers of a pipeline as one module, which can be wrapped for data parallelism, sharding and autocast.
-
-    The pipeline keeps its denoisers with all their attributes, but calling one calls the wrapped module, which comes
-    back here.
-
-    Args:
-        parts: diffusers models by name; their classes are replaced by subclasses that call `module()`.
-        module: gives this module, or what it was wrapped in.
-    """
-
-    def __init__(self, parts: Mapping[str, Any], module: Callable[[], nn.Module]):
-        super().__init__()
-        self.trained = {name for name, part in parts.items() if any(p.requires_grad for p in part.parameters())}
-        for name, part in parts.items():
-            self.add_module(name, part)
-            kind, full = type(part), part.dtype == torch.float32
-
-            def call(_: Any, *args: Any, _name: str = name, _full: bool = full, **kwargs: Any) -> Any:
-                if _full:  # encoders in half precision may feed a denoiser that is trained in full precision
-                    args, kwargs = map_tensors(_float, args), map_tensors(_float, kwargs)
-                return _map_output(_float, module()(_name, *args, **kwargs))
-
-            part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
-
-    def forward(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        result = nn.Module.__call__(getattr(self, name), *args, **kwargs)  # past the replaced `__call__`
-        # Data parallelism waits for the gradient of every trained weight, also of experts that this step does not use.
-        unused = self.trained - {name}
-        if (
-            not unused
-            or not torch.is_grad_enabled()
-            or (name in self.trained and not torch.distributed.is_initialized())
-        ):
-            return result
-        parameters = [p for key in unused for p in getattr(self, key).parameters() if p.requires_grad]
-        zero = sum(p.flatten()[:1].sum() * 0 for p in parameters)
-        return _map_output(lambda x: x + zero, result)
-
-
-def choose_path(scheduler: Any, other: str | None = None) -> tuple[Any, ProbabilityPath, Prediction]:
-    """The scheduler whose grid is used, the path that its model was trained on, and what the model predicts.
-
-    Flow matching is the rectified flow. Schedulers of alphas_cumprod are the variance-preserving path, sampled on
-    their own timesteps; one that rescales its input or takes other than n steps is replaced by DDIM.
-
-    Args:
-        scheduler: of a pipeline.
-        other: name of a diffusers scheduler to use with its configuration instead.
-
-    Raises:
-        ValueError: for a scheduler that is neither.
-    """
-    import diffusers
-
-    if other is not None:
-        scheduler = getattr(diffusers, other).from_config(scheduler.config)
-    config, tried, name = scheduler.config, copy.deepcopy(scheduler), type(scheduler).__name__
-    kind = config.get("prediction_type", "flow_prediction")
-    tried.set_timesteps(5, **({"mu": 1.0} if config.get("use_dynamic_shifting") else {}))
-    x, v, t = torch.full((1, 1, 1, 1), 0.3), torch.full((1, 1, 1, 1), 0.7), tried.timesteps[0]
-    if kind in ("epsilon", "v_prediction", "sample") and hasattr(tried, "alphas_cumprod"):
-        scaled = tried.scale_model_input(x, t) if hasattr(tried, "scale_model_input") else x
-        if len(tried.timesteps) != 5 or not torch.equal(scaled, x) or float(tried.init_noise_sigma) != 1:
-            given = {key for key in config if not key.startswith("_")}
-            # DDIM would clip by default, which none that it stands in for does.
-            scheduler = diffusers.DDIMScheduler.from_config(config, clip_sample=config.get("clip_sample", False))
-            guessed = {key: value for key, value in scheduler.config.items() if key not in given and key[0] != "_"}
-            logging.getLogger("genrl").warning(
-                f"{name} rescales its input or takes other steps, so DDIM samples and trains in its place. Of its "
-                f"settings {sorted(given - scheduler.config.keys())} have no effect; not given, so by default: {guessed}"
-            )
-        final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
-        return scheduler, VariancePreserving(scheduler.alphas_cumprod, final), kind
-    if kind == "flow_prediction" and hasattr(tried, "sigmas"):
-        sigma, after = (float(s) for s in tried.sigmas[:2])
-        moved = tried.step(v, t, x, return_dict=False)[0]
-        known = abs(float(t) - sigma * config.num_train_timesteps) <= 1
-        if known and torch.allclose(moved, x + (after - sigma) * v, atol=1e-3):
-            return scheduler, RectifiedFlow(), "velocity"
-    raise ValueError(
-        f"{name} (prediction type {kind}) neither follows alphas_cumprod nor takes Euler steps of a rectified flow at "
-        "timesteps 1000 sigma; choose scheduler='FlowMatchEulerDiscreteScheduler' or another pipeline"
-    )
-
-
 def _modules(pipe: Any) -> dict[str, Any]:
     return {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
-
-
-def _float(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _map_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
-    """As `map_tensors`, but diffusers' classes of outputs stay what they are."""
-    mapped = map_tensors(function, output)
-    return type(output)(**mapped) if isinstance(output, Mapping) else mapped

@@ -1,0 +1,85 @@
+"""Tiny pipelines of every family as generators, built once, and their twins as diffusers runs them."""
+
+import functools
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from genrl import tiny
+from genrl.diffusion import Euler, Sampler
+from genrl.diffusion.schedulers import choose_path
+from genrl.generators import DiffusersGenerator
+from genrl.tiny.families import REGISTRY
+
+PROMPTS = ["a red cat", "the number 5"]
+LORA = {"rank": 2, "alpha": 8}
+
+
+def image_of(family):
+    return Image.linear_gradient("L").resize((32, 32)).convert("RGB") if REGISTRY[family].takes_image else None
+
+
+def make(family, prepare=True, **arguments):
+    """A generator of its own; arguments of the pipeline's call go with the family's into `call`."""
+    call = {**tiny.call_arguments(family), **arguments.pop("call", {})}
+    generator = DiffusersGenerator(
+        **{"model": str(tiny.saved_pipeline(family)), "lora": LORA, "call": call, **arguments}
+    )
+    if prepare:
+        generator.prepare("cpu", progress=False)
+    return generator
+
+
+@functools.cache
+def shared(family):
+    """One that tests must leave as it is, or change in its adapter only; its adapter has changed already."""
+    generator = make(family)
+    change(generator)
+    return generator
+
+
+def change(generator, size=0.05):
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in generator.trainable():
+            p.add_(size * torch.randn(p.shape, generator=draw))
+
+
+@functools.cache
+def _image(family):
+    return image_of(family)
+
+
+def encode(generator, family, prompts=PROMPTS):
+    image = _image(family)
+    return generator.encode(prompts, None if image is None else [{"image": image}] * len(prompts))
+
+
+def sample(generator, family, steps=3, prompts=PROMPTS[:1]):
+    """Start and media of an ODE sampling."""
+    cond = encode(generator, family, prompts)
+    x1 = generator.initial_latents(cond, torch.Generator().manual_seed(1))
+    sampler = Sampler(Euler(), generator.schedule(steps), path=generator.path)
+    return x1, generator.decode(sampler.rollout(generator.velocity, x1, cond).x0)
+
+
+@torch.no_grad()
+def native(family, x1, steps=3, prompts=PROMPTS[:1], pipe=None, **call):
+    """What diffusers makes of the same start, with the scheduler's first-order step."""
+    pipe = pipe or DiffusionPipeline.from_pretrained(tiny.saved_pipeline(family))
+    scheduler, _, _ = choose_path(pipe.scheduler)
+    if "solver_order" in scheduler.config:
+        first = {"solver_order": 1, "disable_corrector": list(range(steps))}
+        first = {key: value for key, value in first.items() if key in scheduler.config}
+        scheduler = type(scheduler).from_config(scheduler.config, **first)
+    pipe.scheduler, prepare = scheduler, pipe.prepare_latents
+
+    def given(*args, **kwargs):
+        prepared = prepare(*args, **kwargs)
+        return (x1, *prepared[1:]) if isinstance(prepared, tuple) else x1
+
+    pipe.prepare_latents = given
+    image = {} if _image(family) is None else {"image": _image(family)}
+    call = {**tiny.call_arguments(family), **image, **call}
+    return pipe(prompt=list(prompts), num_inference_steps=steps, output_type="pt", **call)[0]

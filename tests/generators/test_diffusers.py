@@ -1,0 +1,258 @@
+"""Every family of pipelines is driven by its own code: no family has code here or in the generator."""
+
+import sys
+
+import pytest
+import torch
+from pipelines import PROMPTS, change, encode, image_of, make, native, sample, shared
+
+from genrl import tiny
+from genrl.algorithms import PolicyGradient
+from genrl.algorithms.base import Batch
+from genrl.diffusion import RowNoise
+from genrl.generators import DiffusersGenerator
+from genrl.prompts import Prompt
+from genrl.training import EvaluationSettings, Loop, TrainerSettings
+from genrl.training.errors import TrainingError
+
+families = pytest.mark.parametrize("family", tiny.FAMILIES)
+
+
+def rollout_of(generator, family, algorithm):
+    """Two samples of each of two prompts."""
+    algorithm.configure(generator)
+    rows, groups = torch.arange(4), torch.tensor([0, 0, 1, 1])
+    noise = RowNoise.of(("test",), rows), RowNoise.of(("test", "group"), groups)
+    batch = Batch(encode(generator, family)[groups], rows, groups, *noise, seed=0, iteration=0)
+    return algorithm.rollout(generator.velocity, generator, batch), batch
+
+
+@families
+def test_euler_sampling_equals_the_pipelines_own(family):
+    generator = make(family)
+    x1, media = sample(generator, family, steps=4)
+    expected = native(family, x1, steps=4)
+    assert media.shape == expected.shape and media.dtype == torch.float32
+    assert 0 <= media.min() and media.max() <= 1 and media.std() > 0.01
+    torch.testing.assert_close(media, expected, atol=5e-6, rtol=0)
+
+
+@families
+def test_a_policy_gradient_step_starts_at_ratio_one_and_moves_every_trained_weight_only(family):
+    generator = shared(family)
+    everything = torch.nn.ModuleList(p for p in generator.pipe.components.values() if isinstance(p, torch.nn.Module))
+    everything.training = False
+    before = {name: value.clone() for name, value in everything.state_dict().items()}
+    algorithm = PolicyGradient(steps=4, minibatches=1)  # steps on both sides of Wan 2.2's boundary
+    rollout, batch = rollout_of(generator, family, algorithm)
+    brightness = generator.decode(rollout.x0).flatten(1).mean(1)
+    rollout = rollout.__class__(**{**vars(rollout), "advantage": brightness - brightness.mean()})
+    for unit in (units := algorithm.units(rollout, batch)):
+        loss, metrics = algorithm.loss(generator.velocity, rollout, unit, units)
+        assert metrics[f"step_{unit[0]}/gap_max"] == 0
+        (loss * 1e3).sum().backward()
+    still = [p for p in generator.trainable() if p.grad is None or not p.grad.any()]
+    with torch.no_grad():
+        for p in still:  # such as text queries of a last block, whose text goes nowhere: they have no effect
+            p.add_(1)
+    assert metrics == algorithm.loss(generator.velocity, rollout, unit, units)[1]
+    assert 2 * len(still) < len(generator.trainable()) and not any(module.training for module in everything.modules())
+    torch.optim.SGD(generator.trainable(), 1e-3).step()
+    for p in generator.trainable():
+        p.grad = None
+    changed = {name for name, value in everything.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all(".policy." in name for name in changed)
+
+
+@families
+def test_rows_of_a_batch_are_computed_as_alone_whatever_their_prompts_and_times(family):
+    generator = shared(family)
+    cond = encode(generator, family)
+    x = generator.initial_latents(cond, RowNoise.of(("x",), [5, 6]).initial)
+    alone = generator.initial_latents(cond[1:], RowNoise.of(("x",), [6]).initial)
+    assert x.shape[1:] == generator.latent_shape and torch.equal(x[1:], alone)
+    t = torch.tensor([0.9, 0.35])  # off every grid, and on either side of Wan 2.2's boundary
+    with torch.no_grad():
+        for times in (t, t[1:].expand(2)):
+            together = generator.velocity(x, times, cond)
+            rows = [generator.velocity(x[i : i + 1], times[i : i + 1], cond[i : i + 1]) for i in (0, 1)]
+            assert together.dtype == torch.float32 and not torch.allclose(rows[0], rows[1], atol=1e-2)
+            torch.testing.assert_close(together, torch.cat(rows), atol=2e-5, rtol=1e-5)
+
+
+def test_a_pipeline_that_is_named_nowhere_trains_in_a_loop(tmp_path):
+    from diffusers import DPMSolverMultistepScheduler, PixArtAlphaPipeline, PixArtTransformer2DModel
+
+    from genrl.tiny.parts import image_vae, t5
+
+    (tokenizer, encoder), torch_seed = t5(), torch.manual_seed(0)
+    transformer = PixArtTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=1, sample_size=16,
+        cross_attention_dim=16, caption_channels=32, norm_num_groups=8,
+    )  # fmt: skip
+    pipe = PixArtAlphaPipeline(tokenizer, encoder, image_vae(4, 0.2), transformer, DPMSolverMultistepScheduler())
+    arguments = {"use_resolution_binning": False, "clean_caption": False, "max_sequence_length": 16}
+    with pytest.raises(ValueError, match="takes no LoRA"):
+        DiffusersGenerator(pipe, lora={"rank": 2}, height=32, width=32, call=arguments).prepare("cpu")
+    generator = DiffusersGenerator(pipe, height=32, width=32, call=arguments)
+    loop = Loop(
+        "new", tmp_path, torch_seed.initial_seed() * 0, generator, Prompts(),
+        lambda media, prompts, metadata: media.flatten(1).mean(1), PolicyGradient(steps=3),
+        TrainerSettings(iterations=1, prompts_per_iteration=2, group_size=2, tensorboard=False, device="cpu"),
+        EvaluationSettings(every=0, samples_per_prompt=1, steps=2, train_sampler="never"),
+    )  # fmt: skip
+    assert loop.run().weight_change > 0
+
+
+class Prompts:
+    train = [Prompt(text, {}) for text in PROMPTS]
+    held_out = train[:1]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "call"),
+    [
+        ("sd3", {"guidance_scale": 1.0}, {"guidance_scale": 1.0}),
+        ("sd3", {"guidance_scale": 5.0, "negative_prompt": "blue"}, {"guidance_scale": 5.0, "negative_prompt": "blue"}),
+        ("flux", {"guidance_scale": 9.0}, {"guidance_scale": 9.0}),
+        ("flux", {"call": {"true_cfg_scale": 3.0}, "negative_prompt": "blue"}, {"true_cfg_scale": 3.0, "negative_prompt": "blue"}),
+        ("sd15", {"scheduler": "DDIMScheduler", "guidance_scale": 2.0}, {"guidance_scale": 2.0}),
+    ],
+)  # fmt: skip
+def test_guidance_is_the_pipelines(family, settings, call):
+    x1, media = sample(make(family, **settings), family, steps=2)
+    torch.testing.assert_close(media, native(family, x1, 2, **call), atol=5e-6, rtol=0)
+    assert not torch.allclose(media, sample(make(family), family, steps=2)[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["sd3", "zimage"])
+def test_prompts_are_encoded_once_and_read_from_disk_by_the_next_run(family, tmp_path, monkeypatch):
+    reference = sample(make(family), family)[1]
+    for run in range(2):
+        generator = make(family, prompt_cache=str(tmp_path), offload_text_encoders=True)
+        calls = []
+        for encoder in generator._probe.encoders:
+            encoder.register_forward_hook(lambda *_: calls.append(1))
+        assert torch.equal(sample(generator, family)[1], reference) and bool(calls) == (run == 0)
+        cond = encode(generator, family)[:1]
+        calls.clear()
+        generator.velocity(generator.initial_latents(cond, None), torch.tensor([0.5]), cond)
+        assert not calls
+
+
+@pytest.mark.parametrize("family", ["flux_kontext", "wan_i2v", "flux2"])
+def test_image_conditions_are_encoded_once_and_matter(family, tmp_path):
+    generator, image = make(family), image_of("wan_i2v").resize((64, 64))
+    image.save(tmp_path / "a.png")
+    image.rotate(180).save(tmp_path / "b.png")
+    cond = generator.encode(PROMPTS[:1] * 2, [{"image": str(tmp_path / f"{name}.png")} for name in "ab"])
+    x, calls = generator.initial_latents(cond, lambda shape: torch.ones(shape)), []
+    with torch.no_grad():
+        v = generator.velocity(x, torch.tensor([0.5, 0.5]), cond)
+        generator.pipe.vae.encoder.register_forward_hook(lambda *_: calls.append(1))
+        assert torch.equal(generator.velocity(x, torch.tensor([0.5, 0.5]), cond), v) and not calls
+    assert not torch.allclose(v[0], v[1], atol=1e-3)
+    if family == "wan_i2v":
+        with pytest.raises(ValueError, match="needs an image"):
+            generator.encode(["a dog"])
+    with pytest.raises(ValueError, match="takes none"):
+        shared("sd3").encode(["a dog"], [{"image": image}])
+
+
+def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
+    for settings, message in (
+        ({"call": {"steps": 3}}, "steps cannot be given to StableDiffusion3Pipeline"),
+        ({"train": ["unet"]}, r"train = \['unet'\].*\['transformer'\]"),
+        ({"scheduler": "EDMEulerScheduler"}, "EDMEulerScheduler .*choose scheduler="),
+        ({"reference": "ema"}, "allowed are base, start"),
+        ({"lora": None, "adapters": {"a": "b"}}, "need lora settings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make("sd3", **settings)
+    with pytest.raises(RuntimeError, match="call prepare"):
+        make("sd3", prepare=False).trainable()
+    pipe = tiny.pipeline("sd3")
+    monkeypatch.delattr(type(pipe), "prepare_latents")
+    with pytest.raises(ValueError, match="it has no prepare_latents"):
+        DiffusersGenerator(pipe).prepare("cpu")
+    monkeypatch.undo()
+    generator = make("sd3")
+    with pytest.raises(ValueError, match="latents have shape"):
+        generator.velocity(torch.zeros(1, 16, 8, 8), torch.ones(1), generator.encode(["a"]))
+
+
+def test_active_dropout_is_refused():
+    from accelerate import Accelerator
+
+    from genrl.training.updater import Updater
+
+    generator = make("sd3")
+    next(m for m in generator.module.modules() if isinstance(m, torch.nn.Dropout)).p = 0.1
+    generator.module.train()
+    with pytest.raises(TrainingError, match="dropout"):
+        Updater(generator, PolicyGradient(), TrainerSettings()).prepare(Accelerator(cpu=True), None)
+
+
+@pytest.mark.parametrize("wrapped", ["checkpointing", "autocast", "ddp", "fsdp2"])
+@pytest.mark.parametrize("family", ["sd3", "wan22"])
+def test_wrapped_networks_give_the_same_and_pass_the_same_gradients(family, wrapped, tmp_path):
+    plain, generator = make(family), make(family, gradient_checkpointing=wrapped == "checkpointing")
+    if wrapped in ("ddp", "fsdp2"):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        results = []
+        for made in (plain, generator):
+            change(made)
+            if made is generator and wrapped == "autocast":
+                from accelerate import Accelerator, state
+
+                state.AcceleratorState._reset_state(reset_partial_state=True)
+                made.module = Accelerator(mixed_precision="bf16", cpu=True).prepare(made.module)
+            elif made is generator and wrapped == "ddp":
+                made.module = torch.nn.parallel.DistributedDataParallel(made.module)
+            elif made is generator and wrapped == "fsdp2":
+                from torch.distributed.fsdp import fully_shard
+
+                for block in [m for m in made.module.modules() if type(m).__name__.endswith("TransformerBlock")]:
+                    fully_shard(block)
+                fully_shard(made.module)
+            cond = encode(made, family)
+            x = made.initial_latents(cond, torch.Generator().manual_seed(0))
+            v = made.velocity(x, torch.tensor([0.9, 0.9]), cond)
+            v.square().sum().backward()
+            named = {n: p for n, p in made.module.named_parameters() if p.requires_grad}
+            grads = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in named.values() if p.grad is not None]
+            results.append((v.detach(), torch.cat([g.flatten() for g in grads if g.any()])))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    tolerance = 0.1 if wrapped == "autocast" else 1e-5
+    for a, b in zip(*results, strict=True):
+        assert (a - b).norm() <= tolerance * a.norm() and (wrapped != "autocast" or not torch.equal(a, b))
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
+def test_half_precision_keeps_trained_weights_and_results_in_float32(lora):
+    generator = make("sd3", dtype="bfloat16", lora=lora)
+    assert {p.dtype for p in generator.trainable()} == {torch.float32} and generator.pipe.vae.dtype == torch.bfloat16
+    cond = generator.encode(PROMPTS)
+    x = generator.initial_latents(cond, torch.Generator().manual_seed(0))
+    v = generator.velocity(x, torch.tensor([0.5, 0.5]), cond)
+    v.sum().backward()
+    full = make("sd3", lora=lora)
+    exact = full.velocity(x, torch.tensor([0.5, 0.5]), full.encode(PROMPTS))
+    assert x.dtype == v.dtype == generator.decode(x).dtype == torch.float32
+    assert 0 < (v - exact).norm() < 0.05 * exact.norm()
+
+
+def test_tiny_arguments_keep_the_recipe_and_shrink_the_model(tmp_path):
+    recipe = {
+        "model": "stabilityai/stable-diffusion-3.5-medium",
+        "height": 1024,
+        "guidance_scale": 1.5,
+        "lora": {"rank": 8},
+    }
+    small = DiffusersGenerator.tiny_arguments(recipe, tmp_path)
+    assert (small["height"], small["guidance_scale"], small["lora"]) == (32, 1.5, {"rank": 8})
+    DiffusersGenerator(**small).prepare("cpu")
+    assert "diffusers" in sys.modules
