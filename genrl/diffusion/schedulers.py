@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ def choose_path(scheduler: Any, other: str | None = None) -> tuple[Any, Path, Pr
     if kind == "flow_prediction" and hasattr(tried, "sigmas"):
         sigma, after = (float(s) for s in tried.sigmas[:2])
         moved = tried.step(v, t, x, return_dict=False)[0]
-        known = abs(float(t) - sigma * config.num_train_timesteps) <= 1
-        if known and torch.allclose(moved, x + (after - sigma) * v, atol=1e-3):
+        known = abs(float(t) - sigma * config.get("num_train_timesteps", math.nan)) <= 1
+        if known and after < sigma and torch.allclose(moved, x + (after - sigma) * v, atol=1e-3):
             return scheduler, RectifiedFlow(), "velocity"
     raise ValueError(
         f"{name} (prediction type {kind}) neither follows alphas_cumprod nor takes Euler steps of a rectified flow at "

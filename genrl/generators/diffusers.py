@@ -137,12 +137,12 @@ class DiffusersGenerator:
             self._build(self._load_pipeline())
         self._probe.device = self._device
         for part in _modules(self.pipe).values():
-            if not (self._probe.asleep and part in self._probe.encoders):
+            if not (self._probe.texts.asleep and part in self._probe.texts.encoders):
                 part.to(self._device)
         if not self._table:
             self._table.append((self._some_rows(), None))
             self.latent_shape = tuple(self._probe.initial_latents(self._table[0][0], torch.zeros).shape[1:])
-            self._probe.move_encoders(asleep=True)
+            self._probe.texts.move_encoders(asleep=True)
 
     def _load_pipeline(self) -> Any:
         if not isinstance(self.model, (str, os.PathLike)):
@@ -314,10 +314,10 @@ class DiffusersGenerator:
             key = (prompt, str(image) if isinstance(image, (str, os.PathLike)) else id(image))
             if key not in self._rows:
                 rows = Rows((prompt,), self._open(prompt, image), key[1])
-                self._table.append((rows, (rows.key, repr(self._probe.encode(rows)))))
+                self._table.append((rows, self._probe.encode(rows)))
                 self._rows[key] = len(self._table) - 1
             found.append(self._rows[key])
-        self._probe.move_encoders(asleep=True)
+        self._probe.texts.move_encoders(asleep=True)
         return torch.tensor(found, dtype=torch.long)
 
     def _open(self, prompt: str, image: Any) -> Any:

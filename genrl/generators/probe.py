@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import inspect
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from genrl.diffusion.batch import map_tensors
+from genrl.generators.prompt_cache import PromptCache, keep
 
 Draw = Callable[[tuple[int, ...]], Tensor]
-KEPT = 16  # joined prompts and encoded image conditions that stay on the device
-_TEXTS = re.compile(r"(negative_)?prompt(_\d)?")  # arguments of encode_prompt that have one entry a row
 _OURS = ("prompt", "negative_prompt", "image", "latents", "generator", "num_inference_steps", "output_type")
 
 
@@ -133,21 +129,15 @@ class Probe:
             allowed = ", ".join(name for name in self.parameters if name not in (*_OURS, "self"))
             raise ValueError(f"{', '.join(wrong)} cannot be given to {kind.__name__}; what can is {allowed}")
         self.scheduler = probing(scheduler)
+        self.texts = PromptCache(pipe, cache, offload)
         self.device, self.compute_dtype = torch.device("cpu"), torch.float32
-        names = [n for n, part in pipe.components.items() if isinstance(part, nn.Module) and n.startswith("text_enc")]
-        self.encoders = [getattr(pipe, name) for name in names]
-        self.offload, self.asleep = offload, offload
-        self._identity = (kind.__name__, _fingerprint(self.encoders) if cache is not None else "")
-        self._signature = inspect.signature(pipe.encode_prompt)
-        self._texts: dict[Any, Any] = {}  # encode_prompt's result of every prompt, on the CPU
-        self._recent: OrderedDict[Any, Any] = OrderedDict()  # joined results and image conditions, on the device
-        self._shapes: list[Any] = []
+        self._images: OrderedDict[Any, Any] = OrderedDict()  # encoded image conditions
 
     def encode(self, rows: Rows) -> Any:
         """Encode one prompt with its image; returns a key that prompts which fit into one batch share."""
-        self._shapes = []
+        self.texts.shapes.clear()
         self._run(rows, torch.empty(0, device=self.device))
-        return tuple(self._shapes)
+        return repr((rows.key, self.texts.shapes))
 
     def initial_latents(self, rows: Rows, draw: Draw) -> Tensor:
         """The latents that the pipeline makes of its normal noise, float32."""
@@ -172,13 +162,6 @@ class Probe:
         self._run(rows, None, num_inference_steps=steps)
         return self.scheduler.grid
 
-    def move_encoders(self, asleep: bool) -> None:
-        """Take the text encoders from the device, if they may leave it, or back to it."""
-        if self.offload and self.asleep != asleep:
-            self.asleep = asleep
-            for encoder in self.encoders:
-                encoder.to("cpu" if asleep else self.device)
-
     def _run(
         self, rows: Rows, timesteps: Tensor | None, x: Tensor | None = None, draw: Draw | None = None, **more: Any
     ) -> Any:
@@ -191,18 +174,23 @@ class Probe:
         self.scheduler.given, self.scheduler.output = timesteps, None
         self._latents, self._draw, self._decodes = x, draw, "output_type" in more
         self._image, self._count = (rows.key, len(rows.prompts)), 0
-        # Written past `__setattr__`, which would enter them into the pipeline's configuration.
-        own, vae = vars(self.pipe), vars(getattr(self.pipe, "vae", None) or nn.Module())
+        kind, own, vae = type(self.pipe), vars(self.pipe), getattr(self.pipe, "vae", None)
         native = own["scheduler"]
-        own |= {"scheduler": self.scheduler, "prepare_latents": self._prepare, "encode_prompt": self._encode}
-        if rows.image is not None:
-            vae["encode"] = self._condition
+        replaced = {"scheduler": self.scheduler, "prepare_latents": self._prepare, "encode_prompt": self.texts}
+        if not getattr(self.pipe, "_all_hooks", None):  # nothing to free; looking for it takes a while
+            replaced["maybe_free_model_hooks"] = lambda: None
+        if rows.image is not None and hasattr(kind, "encode_image"):
+            replaced["encode_image"] = functools.partial(self._condition, kind.encode_image, self.pipe)
+        if rows.image is not None and vae is not None:
+            vars(vae)["encode"] = functools.partial(self._condition, type(vae).encode, vae)
+        own |= replaced  # past `__setattr__`, which would enter them into the pipeline's configuration
         try:
             return self.call(self.pipe, **arguments)
         finally:
+            for name in replaced:
+                del own[name]
             own["scheduler"] = native
-            del own["prepare_latents"], own["encode_prompt"]
-            vae.pop("encode", None)
+            vars(vae or nn.Module()).pop("encode", None)
             self._latents = self.scheduler.latents = None
 
     def _prepare(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,75 +209,14 @@ class Probe:
         self.scheduler.latents = x
         return (x, *rest) if isinstance(prepared, (tuple, list)) else x
 
-    def _condition(self, *args: Any, **kwargs: Any) -> Any:
-        """The autoencoder's posterior of an image condition, computed once; its sample is its mode."""
+    def _condition(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An encoding of the image condition, computed once; what an autoencoder says is its mode, not a sample."""
         key, self._count = (self._image, self._count), self._count + 1
-        if key not in self._recent:
+        if key not in self._images:
             with torch.no_grad():
-                posterior = type(self.pipe.vae).encode(self.pipe.vae, *args, **kwargs)
-            distribution = getattr(posterior, "latent_dist", None)
+                encoded = encode(*args, **kwargs)
+            distribution = getattr(encoded, "latent_dist", None)
             if distribution is not None:
                 distribution.sample = lambda generator=None: distribution.mode()
-            self._keep(key, posterior)
-        return self._recent[key]
-
-    def _encode(self, *args: Any, **kwargs: Any) -> Any:
-        """`encode_prompt` of the pipeline, one prompt at a time and each only once."""
-        call = self._signature.bind(*args, **kwargs)
-        given = dict(call.arguments)
-        texts = [name for name, value in given.items() if _TEXTS.fullmatch(name) and isinstance(value, list)]
-        common = repr(sorted((k, v) for k, v in given.items() if k not in texts and k != "device"))
-        rows = tuple(zip(*(given[name] for name in texts), strict=True))
-        if (common, rows) not in self._recent:
-            found = []
-            for row in rows:
-                call.arguments = {**given, **{name: [text] for name, text in zip(texts, row, strict=True)}}
-                found.append(self._encode_row(call, (common, row)))
-            single = not isinstance(found[0], tuple)
-            slots = zip(*([(item,) for item in found] if single else found), strict=True)
-            joined = map_tensors(lambda x: x.to(self.device), tuple(collate(slot) for slot in slots))
-            self._keep((common, rows), joined[0] if single else joined)
-        result = self._recent[common, rows]
-        self._shapes.append([getattr(x, "shape", None) for x in result])
-        return result
-
-    def _encode_row(self, call: inspect.BoundArguments, key: Any) -> Any:
-        if key in self._texts:
-            return self._texts[key]
-        name = hashlib.sha256(repr((self._identity, key)).encode()).hexdigest()
-        file = None if self.cache is None else self.cache / f"{name}.pt"
-        if file is not None and file.is_file():
-            return torch.load(file, weights_only=True)
-        self.move_encoders(asleep=False)
-        with torch.no_grad():
-            result = type(self.pipe).encode_prompt(self.pipe, *call.args, **call.kwargs)
-        result = map_tensors(lambda x: x.detach().cpu(), result)
-        if file is None:
-            self._texts[key] = result
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(result, file.with_suffix(f".{id(self)}"))
-            file.with_suffix(f".{id(self)}").replace(file)
-        return result
-
-    def _keep(self, key: Any, value: Any) -> None:
-        self._recent[key] = value
-        if len(self._recent) > KEPT:
-            self._recent.popitem(last=False)
-
-
-def collate(rows: Sequence[Any]) -> Any:
-    """One slot of `encode_prompt`'s results for several prompts: what has one row is joined, all else is shared."""
-    first = rows[0]
-    if isinstance(first, list):
-        return [item for row in rows for item in row]
-    return torch.cat(list(rows)) if isinstance(first, Tensor) and first.shape[:1] == (1,) else first
-
-
-def _fingerprint(modules: Sequence[nn.Module]) -> str:
-    """Tells text encoders apart by the names, shapes and some values of their weights."""
-    digest = hashlib.sha256()
-    for name, p in (item for module in modules for item in module.named_parameters()):
-        some = p.detach().flatten()[:: max(1, p.numel() // 16)].float().cpu().numpy()
-        digest.update(f"{name} {tuple(p.shape)}".encode() + some.tobytes())
-    return digest.hexdigest()
+            keep(self._images, key, encoded)
+        return self._images[key]

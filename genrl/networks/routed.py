@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from genrl.networks.weights import is_sharded
 
-from genrl.networks.weights import is_sharded
-
 
 class Routed(nn.Module):
     """Networks that others call by themselves, as one module for data parallelism, sharding and autocast.

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from pipelines import PROMPTS, change, encode, image_of, make, native, sample, shared
+from pipelines import PROMPTS, encode, image_of, make, native, sample, shared
 
 from genrl import tiny
 from genrl.algorithms import PolicyGradient
@@ -33,7 +33,7 @@ def test_euler_sampling_equals_the_pipelines_own(family):
     x1, media = sample(generator, family, steps=4)
     expected = native(family, x1, steps=4)
     assert media.shape == expected.shape and media.dtype == torch.float32
-    assert 0 <= media.min() and media.max() <= 1 and media.std() > 0.01
+    assert media.min() >= 0 and media.max() <= 1 and media.std() > 0.01
     torch.testing.assert_close(media, expected, atol=5e-6, rtol=0)
 
 
@@ -105,39 +105,26 @@ def test_a_pipeline_that_is_named_nowhere_trains_in_a_loop(tmp_path):
 
 
 class Prompts:
-    train = [Prompt(text, {}) for text in PROMPTS]
+    train = tuple(Prompt(text, {}) for text in PROMPTS)
     held_out = train[:1]
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "call"),
+    ("family", "call"),
     [
-        ("sd3", {"guidance_scale": 1.0}, {"guidance_scale": 1.0}),
-        ("sd3", {"guidance_scale": 5.0, "negative_prompt": "blue"}, {"guidance_scale": 5.0, "negative_prompt": "blue"}),
-        ("flux", {"guidance_scale": 9.0}, {"guidance_scale": 9.0}),
-        ("flux", {"call": {"true_cfg_scale": 3.0}, "negative_prompt": "blue"}, {"true_cfg_scale": 3.0, "negative_prompt": "blue"}),
-        ("sd15", {"scheduler": "DDIMScheduler", "guidance_scale": 2.0}, {"guidance_scale": 2.0}),
+        ("sd3", {"guidance_scale": 1.0}),
+        ("sd3", {"guidance_scale": 5.0, "negative_prompt": "blue"}),
+        ("flux", {"guidance_scale": 9.0}),
+        ("flux", {"call": {"true_cfg_scale": 3.0}, "negative_prompt": "blue"}),
+        ("sd15", {"scheduler": "DDIMScheduler", "guidance_scale": 2.0}),
     ],
-)  # fmt: skip
-def test_guidance_is_the_pipelines(family, settings, call):
-    x1, media = sample(make(family, **settings), family, steps=2)
-    torch.testing.assert_close(media, native(family, x1, 2, **call), atol=5e-6, rtol=0)
+)
+def test_guidance_is_the_pipelines(family, call):
+    x1, media = sample(make(family, **call), family, steps=2)
+    plain = {**call, **call.get("call", {})}
+    expected = native(family, x1, 2, **{k: v for k, v in plain.items() if k not in ("call", "scheduler")})
+    torch.testing.assert_close(media, expected, atol=5e-6, rtol=0)
     assert not torch.allclose(media, sample(make(family), family, steps=2)[1], atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["sd3", "zimage"])
-def test_prompts_are_encoded_once_and_read_from_disk_by_the_next_run(family, tmp_path, monkeypatch):
-    reference = sample(make(family), family)[1]
-    for run in range(2):
-        generator = make(family, prompt_cache=str(tmp_path), offload_text_encoders=True)
-        calls = []
-        for encoder in generator._probe.encoders:
-            encoder.register_forward_hook(lambda *_: calls.append(1))
-        assert torch.equal(sample(generator, family)[1], reference) and bool(calls) == (run == 0)
-        cond = encode(generator, family)[:1]
-        calls.clear()
-        generator.velocity(generator.initial_latents(cond, None), torch.tensor([0.5]), cond)
-        assert not calls
 
 
 @pytest.mark.parametrize("family", ["flux_kontext", "wan_i2v", "flux2"])
@@ -163,7 +150,6 @@ def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
     for settings, message in (
         ({"call": {"steps": 3}}, "steps cannot be given to StableDiffusion3Pipeline"),
         ({"train": ["unet"]}, r"train = \['unet'\].*\['transformer'\]"),
-        ({"scheduler": "EDMEulerScheduler"}, "EDMEulerScheduler .*choose scheduler="),
         ({"reference": "ema"}, "allowed are base, start"),
         ({"lora": None, "adapters": {"a": "b"}}, "need lora settings"),
     ):
@@ -191,44 +177,6 @@ def test_active_dropout_is_refused():
     generator.module.train()
     with pytest.raises(TrainingError, match="dropout"):
         Updater(generator, PolicyGradient(), TrainerSettings()).prepare(Accelerator(cpu=True), None)
-
-
-@pytest.mark.parametrize("wrapped", ["checkpointing", "autocast", "ddp", "fsdp2"])
-@pytest.mark.parametrize("family", ["sd3", "wan22"])
-def test_wrapped_networks_give_the_same_and_pass_the_same_gradients(family, wrapped, tmp_path):
-    plain, generator = make(family), make(family, gradient_checkpointing=wrapped == "checkpointing")
-    if wrapped in ("ddp", "fsdp2"):
-        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        results = []
-        for made in (plain, generator):
-            change(made)
-            if made is generator and wrapped == "autocast":
-                from accelerate import Accelerator, state
-
-                state.AcceleratorState._reset_state(reset_partial_state=True)
-                made.module = Accelerator(mixed_precision="bf16", cpu=True).prepare(made.module)
-            elif made is generator and wrapped == "ddp":
-                made.module = torch.nn.parallel.DistributedDataParallel(made.module)
-            elif made is generator and wrapped == "fsdp2":
-                from torch.distributed.fsdp import fully_shard
-
-                for block in [m for m in made.module.modules() if type(m).__name__.endswith("TransformerBlock")]:
-                    fully_shard(block)
-                fully_shard(made.module)
-            cond = encode(made, family)
-            x = made.initial_latents(cond, torch.Generator().manual_seed(0))
-            v = made.velocity(x, torch.tensor([0.9, 0.9]), cond)
-            v.square().sum().backward()
-            named = {n: p for n, p in made.module.named_parameters() if p.requires_grad}
-            grads = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in named.values() if p.grad is not None]
-            results.append((v.detach(), torch.cat([g.flatten() for g in grads if g.any()])))
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-    tolerance = 0.1 if wrapped == "autocast" else 1e-5
-    for a, b in zip(*results, strict=True):
-        assert (a - b).norm() <= tolerance * a.norm() and (wrapped != "autocast" or not torch.equal(a, b))
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])

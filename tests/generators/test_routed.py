@@ -1,0 +1,62 @@
+"""The networks of a pipeline inside the wrappers of training."""
+
+import pytest
+import torch
+from pipelines import change, encode, make
+
+
+@pytest.mark.parametrize("wrapped", ["checkpointing", "autocast", "ddp", "fsdp2"])
+@pytest.mark.parametrize("family", ["sd3", "wan22"])
+def test_wrapped_networks_give_the_same_and_pass_the_same_gradients(family, wrapped, tmp_path):
+    plain, generator = make(family), make(family, gradient_checkpointing=wrapped == "checkpointing")
+    if wrapped in ("ddp", "fsdp2"):
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        results = []
+        for made in (plain, generator):
+            change(made)
+            if made is generator and wrapped == "autocast":
+                from accelerate import Accelerator, state
+
+                state.AcceleratorState._reset_state(reset_partial_state=True)
+                made.module = Accelerator(mixed_precision="bf16", cpu=True).prepare(made.module)
+            elif made is generator and wrapped == "ddp":
+                made.module = torch.nn.parallel.DistributedDataParallel(made.module)
+            elif made is generator and wrapped == "fsdp2":
+                from torch.distributed.fsdp import fully_shard
+
+                for block in [m for m in made.module.modules() if type(m).__name__.endswith("TransformerBlock")]:
+                    fully_shard(block)
+                fully_shard(made.module)
+            cond = encode(made, family)
+            x = made.initial_latents(cond, torch.Generator().manual_seed(0))
+            v = made.velocity(x, torch.tensor([0.9, 0.9]), cond)
+            v.square().sum().backward()
+            named = {n: p for n, p in made.module.named_parameters() if p.requires_grad}
+            grads = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in named.values() if p.grad is not None]
+            results.append((v.detach(), torch.cat([g.flatten() for g in grads if g.any()])))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    tolerance = 0.1 if wrapped == "autocast" else 1e-5
+    for a, b in zip(*results, strict=True):
+        assert (a - b).norm() <= tolerance * a.norm() and (wrapped != "autocast" or not torch.equal(a, b))
+
+
+def test_networks_that_a_call_does_not_use_get_gradients_of_zero_between_processes(tmp_path):
+    from genrl.networks.routed import Routed
+
+    parts = {"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2), "frozen": torch.nn.Linear(2, 2)}
+    parts["frozen"].requires_grad_(False)
+    routed = Routed(parts, lambda: routed)
+    parts["a"](torch.ones(1, 2)).sum().backward()
+    assert parts["a"].weight.grad.any() and parts["b"].weight.grad is None
+    parts["frozen"](torch.ones(1, 2)).sum().backward()  # a loss that no trained weight has a part in is no error
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parts["a"](torch.ones(1, 2)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(parts["b"].weight.grad, torch.zeros(2, 2))
+    half = torch.ones(1, 2, dtype=torch.bfloat16)
+    assert parts["a"](half).dtype == torch.float32 and type(parts["a"]).__name__ == "Linear"
