@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from genrl.diffusion import RowNoise
 from genrl.generators.base import encode_prompts
+from genrl.training.memory import backward_peak
+from genrl.training.processes import plan
+from genrl.training.sharding import repeated_blocks
 
 if TYPE_CHECKING:
     from genrl.training.loop import Loop
@@ -59,44 +63,100 @@ def sizes(loop: Loop) -> dict[str, float]:
     }
 
 
-def dry_run_table(loop: Loop) -> dict[str, Any]:
-    """Everything a run would need: parts, sizes, network evaluations, memory by part."""
+def dry_run_table(loop: Loop, processes: int | None = None) -> dict[str, Any]:
+    """Everything a run would need: parts, sizes, network evaluations, memory by part.
+
+    Args:
+        loop: set up, on one process.
+        processes: that the run will have; by default those that there are.
+    """
     # An untrained network of the right shape is enough to measure.
     getattr(loop.generator, "build", loop.generator.prepare)(loop.device)
     loop.algorithm.configure(loop.generator)
     loop.updater.parameters = loop.generator.trainable()
     sampler = loop.algorithm.train_sampler()
-    local = len(loop.layout.local())
-    micro = loop.algorithm.micro_batch or loop.layout.local_minibatch
-    group = getattr(loop.algorithm, "steps_per_forward", 1)
-    trainable = sum(p.numel() * p.element_size() for p in loop.updater.parameters)
+    processes = processes or loop.accelerator.num_processes
     steps = sampler.steps(0, loop.seed)
-    latent = 4 * math.prod(loop.generator.latent_shape)
-    mib = 1 / 2**20
-    memory = {
-        "weights_MiB": sum(p.numel() * p.element_size() for p in loop.generator.module.parameters()) * mib,
-        "gradients_and_optimizer_MiB": 3 * trainable * mib,
-        "average_MiB": trainable * mib * (loop.trainer.ema_decay is not None),
-        "starting_copies_MiB": 2 * trainable * mib,  # the reference, and what weight_change is measured from
-        "rollout_latents_MiB": latent * local * (2 * len(steps) + 2) * mib,
-        "activations_of_one_backward_MiB": saved_for_backward(loop, micro * group) * mib,
-    }
+    memory = {name: size / 2**20 for name, size in memory_by_part(loop, processes).items()}
     return {
         "name": loop.name,
         "run_dir": str(loop.run_dir),
         "method": _method(loop),
         "device": str(loop.device),
-        "processes": loop.accelerator.num_processes,
+        "processes": processes,
+        "sharing": plan(loop.trainer) if processes > 1 else "one process",
         "sampling_steps": sampler.n_steps,
         "trained_steps": str(list(steps)) if steps else "none (no density needed)",
         **sizes(loop),
-        "memory": {k: round(v, 2) for k, v in memory.items()},
+        "memory": {f"{name}_MiB": round(size, 2) for name, size in memory.items()},
         "memory_total_MiB": round(sum(memory.values()), 2),
     }
 
 
+def memory_by_part(loop: Loop, processes: int) -> dict[str, float]:
+    """Bytes on each process, by what they are for. Rewards are not among them; their docs give their sizes."""
+    generator, algorithm, trainer = loop.generator, loop.algorithm, loop.trainer
+    sharing = plan(trainer) if processes > 1 else "copies"
+    weights = processes if sharing == "fsdp2" else 1  # what each is divided by
+    gradients = processes if sharing != "copies" else 1
+    parameters = list(generator.module.parameters())
+    trained = _bytes(p for p in parameters if p.requires_grad)
+    blocks = [_bytes(block.parameters()) for block in repeated_blocks(generator.module)]
+    local = loop.layout.total / processes
+    micro = min(algorithm.micro_batch or math.inf, local / algorithm.minibatches)
+    steps = len(algorithm.train_sampler().steps(0, loop.seed)) * getattr(algorithm, "step_fraction", 1.0)
+    latent = 4 * math.prod(generator.latent_shape)
+    backward = saved_for_backward(loop, max(1, int(micro)) * getattr(algorithm, "steps_per_forward", 1))
+    memory: dict[str, float] = {
+        "trained_weights": trained / weights,
+        "frozen_weights": _bytes(p for p in parameters if not p.requires_grad) / weights,
+        **{f"{name}_weights": size for name, size in _other_parts(generator).items()},
+        "gradients": trained / gradients,
+        "optimizer": 2 * trained / gradients + (trained / processes if sharing == "zero2" else 0),
+        "average": trained / weights * (trainer.ema_decay is not None),
+        "starting_copies": 2 * trained / weights,  # the reference, and on the CPU what weight_change is measured from
+        "gathered_blocks": 2 * max(blocks, default=_bytes(parameters)) if weights > 1 else 0,  # one ahead
+        "rollout_latents": latent * local * (2 * steps + 2),
+        "activations_of_one_backward": backward,
+    }
+    on_cpu = {"rollout_latents": trainer.latents_on_cpu, "activations_of_one_backward": trainer.activation_offload}
+    return {f"{name}_on_cpu" if on_cpu.get(name) else name: size for name, size in memory.items() if size}
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _other_parts(generator: Any) -> dict[str, int]:
+    """Bytes of a generator's networks beside the trained module, such as text encoders: what its `memory` says."""
+    if hasattr(generator, "memory"):
+        return dict(generator.memory())
+    inside = {id(part) for part in generator.module.modules()}
+    parts = getattr(getattr(generator, "pipe", None), "components", {})
+    return {
+        name: _bytes(part.parameters())
+        for name, part in parts.items()
+        if isinstance(part, torch.nn.Module) and id(part) not in inside
+    }
+
+
 def saved_for_backward(loop: Loop, samples: int) -> int:
-    """Bytes that autograd keeps between one forward of ``samples`` samples and its backward."""
+    """Bytes that one forward of ``samples`` samples and its backward need at most, beside weights and gradients.
+
+    Found on tensors without memory where the network allows it; else a forward is run and what autograd keeps is added
+    up, which takes as long as a forward does.
+    """
+    prompts = [loop.prompts.train[i % len(loop.prompts.train)] for i in range(samples)]
+    cond = encode_prompts(loop.generator, prompts)
+    x = loop.generator.initial_latents(cond, RowNoise.of(("dry run",), range(samples), loop.device).initial)
+    t = torch.full((samples,), 0.5, device=x.device)
+    try:
+        return backward_peak(loop.generator, x, t, cond, loop.trainer.mixed_precision != "no")
+    except Exception:  # networks fail in many ways on tensors without values
+        return _kept_by_autograd(loop.generator, x, t, cond)
+
+
+def _kept_by_autograd(generator: Any, x: torch.Tensor, t: torch.Tensor, cond: Any) -> int:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,10 +164,7 @@ def saved_for_backward(loop: Loop, samples: int) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    prompts = [loop.prompts.train[i % len(loop.prompts.train)] for i in range(samples)]
-    cond = encode_prompts(loop.generator, prompts)
-    x = loop.generator.initial_latents(cond, RowNoise.of(("dry run",), range(samples), loop.device).initial)
-    own = {p.untyped_storage().data_ptr() for p in loop.generator.module.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loop.generator.velocity(x, torch.full((samples,), 0.5, device=x.device), cond)
+    own = {p.untyped_storage().data_ptr() for p in generator.module.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        generator.velocity(x, t, cond)
     return sum(size for pointer, size in kept.items() if pointer not in own)

@@ -252,5 +252,6 @@ class Loop(Run):
         self.worker.close()
 
     def dry_run(self) -> dict[str, Any]:
+        processes, self.trainer.processes = self.trainer.processes, None  # which need not be there now
         self.setup()
-        return dry_run_table(self)
+        return dry_run_table(self, processes)

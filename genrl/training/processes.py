@@ -103,11 +103,18 @@ def plan(settings: Any) -> Plan:
     chosen: Plan = asked if wanted == "auto" else "copies" if wanted == "none" else wanted
     if chosen == "fsdp2" and fsdp:
         _check_fsdp_file()
-    if chosen == "zero2" and deepspeed and os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2") not in ("1", "2"):
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if chosen == "zero2" and deepspeed and stage != "2":
         raise SetupError(
-            f"zero_stage = {os.environ['ACCELERATE_DEEPSPEED_ZERO_STAGE']} in the accelerate file: weights that take "
-            "another's place for a while (reference, average, old policy) do not reach weights that ZeRO-3 has "
-            "divided; use zero_stage: 2, or fsdp2_8gpu.yaml, which divides weights too"
+            f"zero_stage = {stage} in the accelerate file is not supported: weights that take another's place for a "
+            "while (reference, average, old policy) would not reach weights that ZeRO-3 has divided. Use zero_stage: "
+            "2, or fsdp2_8gpu.yaml, which divides weights too"
+        )
+    devices = [os.environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")]
+    if chosen == "zero2" and deepspeed and set(devices) != {"none"}:
+        raise SetupError(
+            "the accelerate file asks DeepSpeed to off-load, which is not supported; set offload_optimizer_device and "
+            "offload_param_device to none, or use fsdp2_8gpu.yaml with fsdp_offload_params: true"
         )
     if chosen != "copies" and settings.mixed_precision == "fp16":
         raise SetupError(f"trainer.mixed_precision = fp16 with {chosen}: use bf16 or no; gradients are not scaled")

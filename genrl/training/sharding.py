@@ -8,6 +8,7 @@ only while it computes.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -26,11 +27,18 @@ def repeated_blocks(module: nn.Module, classes: Sequence[str] = ()) -> list[nn.M
         module: the network.
         classes: class names of the blocks; none takes those that the network's parts name in `_no_split_modules`
             where such are found, and all members otherwise.
+
+    Raises:
+        SetupError: when `classes` are given and the network has none of them.
     """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     members = list({id(m): m for part in lists for m in part if any(True for _ in m.parameters())}.values())
     named = set(classes) or {n for m in module.modules() for n in (getattr(m, "_no_split_modules", None) or ())}
-    members = [m for m in members if type(m).__name__ in named] or members
+    chosen = [m for m in members if type(m).__name__ in named]
+    if classes and not chosen:
+        there = ", ".join(sorted({type(m).__name__ for m in members})) or "none"
+        raise SetupError(f"no block of the network is one of {', '.join(classes)}; its lists hold {there}")
+    members = chosen or members
     inner = {id(part) for member in members for part in member.modules() if part is not member}
     return [member for member in members if id(member) not in inner]
 
@@ -55,6 +63,10 @@ class Shards:
 
     def __init__(self, accelerator: Any, settings: Any):
         self.accelerator, self.settings = accelerator, settings
+        # A file of `accelerate launch` says these in variables.
+        classes = os.environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP", "").split(",")
+        self.classes = tuple(settings.shard_classes) or tuple(name for name in classes if name)
+        self.offload = settings.offload_weights or os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true"
 
     def distribute(self, generator: Any) -> None:
         """Divide the parameters of the generator's module; those that hold them find the new ones by `current`.
@@ -87,11 +99,11 @@ class Shards:
             "reshard_after_forward": True,  # so that weights that take another's place for a while are seen
             "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False),
             "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda")
-            if self.settings.offload_weights
+            if self.offload
             else OffloadPolicy(),
             "ignored_params": set(scalars),
         }
-        for block in [*repeated_blocks(module, self.settings.shard_classes), module]:
+        for block in [*repeated_blocks(module, self.classes), module]:
             fully_shard(block, **options)
         self._classes = {m: (cls, type(m)) for m, cls in classes.items() if isinstance(m, FSDPModule)}
         now = [(m, n, p, m._parameters[n]) for m, n, p in owners]
