@@ -90,7 +90,7 @@ class Collector:
         return batch, prompts
 
     def sample(self, worker: RewardWorker, iteration: int) -> Collected:
-        """Samples of this process, with their rewards. Moves no weights; speaks to other processes only in sharded forwards."""
+        """Samples of this process, with their rewards. Moves no weights; only sharded forwards communicate."""
         began = time.perf_counter()
         rows, chosen = self.layout.local(), self.choose(iteration)
         parts, futures, stats = [], [], []

@@ -51,8 +51,7 @@ class StandIn(nn.Module):
     def __init__(self, network: nn.Module, half: bool):
         super().__init__()
         self.__dict__["network"] = network  # not a part: its parameters are not those of this module
-        self.half, self.kept = half, 0
-        self.largest = 0
+        self.autocast, self.kept, self.largest = half, 0, 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -61,7 +60,7 @@ class StandIn(nn.Module):
         state: dict[str, Tensor] = {}
         network: nn.Module = self.__dict__["network"]
         for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
-            fake = fakes.from_tensor(tensor.detach())
+            fake: Tensor = fakes.from_tensor(tensor.detach())
             if isinstance(tensor, nn.Parameter):
                 fake = fake.requires_grad_(tensor.requires_grad)
                 if tensor.requires_grad:
@@ -69,12 +68,12 @@ class StandIn(nn.Module):
             state[name] = fake
         args, kwargs = tree_map_only(Tensor, lambda t: fakes.from_tensor(t.detach()), (args, kwargs))
         alive = Alive()
-        with fakes, alive, torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+        with fakes, alive, torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             result = torch.func.functional_call(network, state, args, kwargs)
         self.kept += alive.now
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         with fakes, alive:
-            sum(t.float().sum() for t in outputs if t.requires_grad).backward()
+            torch.stack([t.float().sum() for t in outputs if t.requires_grad]).sum().backward()
         self.largest = max(self.largest, alive.most)
         return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype).requires_grad_(), result)
 

@@ -143,4 +143,5 @@ def test_a_network_whose_course_depends_on_values_is_measured_by_running_it():
     generator.module.forward = lambda x, t, words: forward(x, t, words) * (1 if float(x.sum()) > 0 else 2)
     loop = toy.make_loop("unused", PolicyGradient(steps=3), generator=generator)
     loop.dry_run()
-    assert memory_by_part(loop, 1)["activations_of_one_backward"] == 8 * (28 + 16) * 4  # inputs and hidden layer of 8 samples
+    kept = memory_by_part(loop, 1)["activations_of_one_backward"]
+    assert kept == 8 * (28 + 16) * 4  # inputs and hidden layer of 8 samples
