@@ -17,7 +17,8 @@ from genrl.diffusion.schedule import Schedule
 from genrl.diffusion.schedulers import choose_path
 from genrl.generators.base import Noise, draw_noise
 from genrl.generators.lora import ADAPTER, LoraSettings, PipelineWeights, save_adapter, train_adapter
-from genrl.generators.probe import Probe, Rows
+from genrl.generators.probe import Probe, Rows, check_pipeline
+from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
 
@@ -83,22 +84,18 @@ class DiffusersGenerator:
         seed: int = 0,
     ):
         self._config = {k: v for k, v in locals().items() if k != "self"}
-        for name, value, allowed in (
-            ("reference", reference, ("base", "start")),
-            ("dtype", dtype, ("float32", "bfloat16", "float16")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} {value!r} is unknown; allowed are {', '.join(allowed)}")
+        if reference not in ("base", "start") or dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"{reference=}, {dtype=}; allowed are base, start and float32, bfloat16, float16")
         if adapters and lora is None:
-            raise ValueError(
-                f"adapters {sorted(adapters)} need lora settings: one named {ADAPTER!r} is what is trained"
-            )
+            raise ValueError(f"adapters {list(adapters)} need lora settings: the one named {ADAPTER!r} is trained")
         self.lora = None if lora is None else LoraSettings.from_dict({"targets": (), **lora})
         self.model, self.adapters, self.train, self.load = model, dict(adapters or {}), train, dict(load or {})
         sizes = {"guidance_scale": guidance_scale, "height": height, "width": width, "num_frames": num_frames}
         self.call = {**{k: v for k, v in sizes.items() if v is not None}, **(call or {})}
         self._negative = self.call.pop("negative_prompt", negative_prompt)
-        self._device = torch.device("cpu")
+        self._device, self._on_disk = torch.device("cpu"), isinstance(model, (str, os.PathLike))
+        if not self._on_disk:
+            check_pipeline(model)
         self._module: nn.Module | None = None
         self._table: list[tuple[Rows, Any]] = []  # a condition's row: prompt and image, and what can be joined with it
         self._rows: dict[Any, int] = {}
@@ -113,25 +110,15 @@ class DiffusersGenerator:
 
         family = tiny.family_of(str(arguments["model"]))
         small = tiny.call_arguments(family)
-        sizes = {key: small.pop(key, None) for key in ("height", "width", "num_frames")}
-        plain = {
-            "dtype": "float32",
-            "load": None,
-            "adapters": None,
-            "attention_backend": None,
-            "prompt_cache": "memory",
-        }
-        call = {**(arguments.get("call") or {}), **small}
-        return {**arguments, **sizes, **plain, "call": call, "model": str(tiny.saved_pipeline(family))}
+        own = {key: small.pop(key, None) for key in ("height", "width", "num_frames")}
+        own |= {"load": None, "adapters": None, "attention_backend": None, "prompt_cache": "memory", "dtype": "float32"}
+        own |= {"model": str(tiny.saved_pipeline(family)), "call": {**(arguments.get("call") or {}), **small}}
+        return {**arguments, **own}
 
     # Loading
 
     def prepare(self, device: torch.device | str, progress: bool = True) -> None:
-        """Load the pipeline, freeze what is not trained, check that it can be driven; see `Generator.prepare`.
-
-        Raises:
-            ValueError: saying which call or setting does not fit this pipeline.
-        """
+        """Load the pipeline and freeze what is not trained; ValueError says which call or setting does not fit it."""
         self._device = torch.device(device)
         if self._module is None:
             self._build(self._load_pipeline())
@@ -139,13 +126,18 @@ class DiffusersGenerator:
         for part in _modules(self.pipe).values():
             if not (self._probe.texts.asleep and part in self._probe.texts.encoders):
                 part.to(self._device)
-        if not self._table:
-            self._table.append((self._some_rows(), None))
+        if not self._table:  # row 0 stands where only sizes matter
+            size, some = (self.call.get("width") or 512, self.call.get("height") or 512), None
+            if self._probe.needs_image:
+                from PIL import Image
+
+                some = Image.new("RGB", size, "gray")
+            self._table.append((Rows(("",), some, "some image"), None))
             self.latent_shape = tuple(self._probe.initial_latents(self._table[0][0], torch.zeros).shape[1:])
             self._probe.texts.move_encoders(asleep=True)
 
     def _load_pipeline(self) -> Any:
-        if not isinstance(self.model, (str, os.PathLike)):
+        if not self._on_disk:
             return self.model
         try:
             from diffusers.pipelines import DiffusionPipeline, pipeline_utils
@@ -158,6 +150,7 @@ class DiffusersGenerator:
         return DiffusionPipeline.from_pretrained(self.model, **{key: dtypes}, **self.load)
 
     def _build(self, pipe: Any) -> None:
+        check_pipeline(pipe)
         self.pipe, config, kind = pipe, self._config, type(pipe)
         # Where a text encoder happens to be must not decide where the pipeline makes its tensors.
         device = property(lambda pipe: self._device)
@@ -168,7 +161,8 @@ class DiffusersGenerator:
                 setattr(pipe, name, None)
         scheduler, self.path, self.prediction = choose_path(pipe.scheduler, config["scheduler"])
         cache = None if config["prompt_cache"] == "memory" else Path(config["prompt_cache"])
-        self._probe = Probe(pipe, scheduler, self.call, self._negative, cache, config["offload_text_encoders"])
+        texts = PromptCache(pipe, cache, config["offload_text_encoders"])
+        self._probe = Probe(pipe, scheduler, self.call, self._negative, texts)
         for part in _modules(pipe).values():
             part.eval().requires_grad_(False)
         denoisers = {name: part for name, part in _modules(pipe).items() if name.startswith(DENOISERS)}
@@ -194,13 +188,13 @@ class DiffusersGenerator:
         self._weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
 
     def _read_start(self) -> list[Tensor]:
-        if not isinstance(self.model, (str, os.PathLike)):
+        if not self._on_disk:
             raise RuntimeError(
                 "the weights have changed, and a pipeline object cannot be read again; enter reference() before the "
                 "first update, or give the pipeline as a folder or hub id"
             )
-        fresh = self._load_pipeline()
-        state = {f"{name}.{key}": p for name, part in _modules(fresh).items() for key, p in part.named_parameters()}
+        fresh = _modules(self._load_pipeline())
+        state = {f"{name}.{key}": p for name, part in fresh.items() for key, p in part.named_parameters()}
         return [state[name].float() for name in self._weights.named]
 
     # The network and its weights
@@ -230,15 +224,12 @@ class DiffusersGenerator:
         return self.weights.parameters()
 
     def reference(self) -> AbstractContextManager[None]:
-        """Inside it, `velocity` is the reference, without gradients."""
         return self.weights.reference()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trainable parameters by name."""
         return self.weights.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load trainable parameters; the reference stays the starting model. ValueError when names or shapes differ."""
         self.weights.load_state_dict(state)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -246,13 +237,11 @@ class DiffusersGenerator:
         folder, named = Path(folder), self.weights.named
         folder.mkdir(parents=True, exist_ok=True)
         if self.lora is not None:
-            trained = {
-                k: part for k, part in self._network.named_children() if any(n.startswith(f"{k}.") for n in named)
-            }
+            trained = {key: part for key, part in self._network.named_children() if key in self._network.trained}
             save_adapter(self.pipe, trained, {name: whole(p) for name, p in named.items()}, folder)
         else:
             self.pipe.save_pretrained(folder)
-        config = {**self._config, "model": str(self.model) if isinstance(self.model, (str, os.PathLike)) else None}
+        config = {**self._config, "model": str(self.model) if self._on_disk else None}
         (folder / CONFIG_FILE).write_text(json.dumps({"generator": type(self).__name__, "arguments": config}, indent=2))
 
     @classmethod
@@ -263,10 +252,6 @@ class DiffusersGenerator:
             folder: made by `save_pretrained`.
             allow_noop: accept a LoRA that changes nothing.
             **changed: arguments that differ from the saved ones, such as where the model is now.
-
-        Raises:
-            FileNotFoundError: when the folder holds no generator.
-            ValueError: for an adapter that changes nothing, or one that was trained from a pipeline object.
         """
         file = Path(folder) / CONFIG_FILE
         if not file.is_file():
@@ -300,12 +285,8 @@ class DiffusersGenerator:
     def encode(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> Tensor:
         """Rows int64 [B] of the table of prompts, on the CPU; each prompt is encoded when it is first seen.
 
-        Args:
-            prompts: texts.
-            metadata: one mapping a prompt; its "image", a path or a PIL image, is the pipeline's image condition.
-
-        Raises:
-            ValueError: when an image is given to a pipeline that takes none, or is lacking.
+        "image" in a prompt's metadata, a path or a PIL image, is the pipeline's image condition. ValueError when the
+        pipeline takes none, or needs one.
         """
         _ = self.module
         found = []
@@ -321,26 +302,15 @@ class DiffusersGenerator:
         return torch.tensor(found, dtype=torch.long)
 
     def _open(self, prompt: str, image: Any) -> Any:
-        parameter = self._probe.parameters.get("image")
-        if image is not None and parameter is None:
+        if image is not None and not self._probe.takes_image:
             raise ValueError(f"{prompt!r} has an image, but {type(self.pipe).__name__} takes none")
-        if image is None and parameter is not None and parameter.default is parameter.empty:
+        if image is None and self._probe.needs_image:
             raise ValueError(f"{type(self.pipe).__name__} needs an image in the metadata of {prompt!r}")
         if isinstance(image, (str, os.PathLike)):
             from PIL import Image
 
             return Image.open(image).convert("RGB")
         return image
-
-    def _some_rows(self) -> Rows:
-        """A prompt, with an image if need be, for what depends on sizes only."""
-        parameter = self._probe.parameters.get("image")
-        if parameter is None or parameter.default is not parameter.empty:
-            return Rows(("",))
-        from PIL import Image
-
-        size = (self.call.get("width") or 512, self.call.get("height") or 512)
-        return Rows(("",), Image.new("RGB", size, "gray"), "some image")
 
     def initial_latents(self, cond: Tensor, noise: Noise) -> Tensor:
         """Latents at t = 1, float32 [B, *latent_shape], in the layout that the pipeline's loop has them in."""
@@ -377,8 +347,8 @@ class DiffusersGenerator:
         the last `velocity`, if it has as many rows.
         """
         if cond is None:
-            fits = self._last is not None and len(self._last) == len(x0)
-            cond = self._last if fits else torch.zeros(len(x0), dtype=torch.long)
+            known = self._last is not None and len(self._last) == len(x0)
+            cond = self._last if known else torch.zeros(len(x0), dtype=torch.long)
         return self._grouped(cond, None, lambda rows, index, _: self._probe.decode(x0[index.to(x0.device)], rows))
 
     def _grouped(
@@ -391,7 +361,7 @@ class DiffusersGenerator:
         parts = []
         for (_, time), members in groups.items():
             parts.append(self._evaluate(function, ids, members, time))
-        # Of a sharded network every evaluation is an exchange, so processes with fewer groups repeat one without effect.
+        # Every evaluation of a sharded network is an exchange; processes with fewer groups repeat one without effect.
         for _ in range(0 if times is None or self.most is None else self.most(len(parts)) - len(parts)):
             (_, time), members = next(iter(groups.items()))
             parts[0] = parts[0] + 0 * self._evaluate(function, ids, members, time)

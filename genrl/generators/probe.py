@@ -18,7 +18,6 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,50 +91,45 @@ def probing(scheduler: Any) -> Any:
     return probe
 
 
+def check_pipeline(pipe: Any) -> None:
+    """ValueError names the calls that a pipeline lacks to be driven from outside."""
+    scheduler, parameters = getattr(pipe, "scheduler", None), inspect.signature(type(pipe).__call__).parameters
+    lacking = [name for name in ("prepare_latents", "encode_prompt") if not callable(getattr(pipe, name, None))]
+    lacking += [f"scheduler.{n}" for n in ("set_timesteps", "step") if not callable(getattr(scheduler, n, None))]
+    lacking += [f"argument {name}" for name in ("prompt", "num_inference_steps") if name not in parameters]
+    if lacking:
+        raise ValueError(f"{type(pipe).__name__} cannot be driven from outside: it has no {', '.join(lacking)}")
+
+
 class Probe:
     """The functions of a pipeline. Outside of them the pipeline is as it was.
 
     Args:
         pipe: a diffusers pipeline. scheduler: the one whose timesteps count.
         arguments: for every call of the pipeline. negative: a negative prompt.
-        cache: folder in which encoded prompts are kept, or None for memory.
-        offload: the text encoders may leave the device, and come back when a new prompt must be encoded.
+        texts: the pipeline's `encode_prompt` with a memory.
 
     Raises:
-        ValueError: naming the calls that the pipeline lacks, or arguments that it does not take.
+        ValueError: naming arguments that the pipeline does not take.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        scheduler: Any,
-        arguments: dict[str, Any],
-        negative: str | None,
-        cache: Path | None,
-        offload: bool,
-    ):
-        self.pipe, self.arguments, self.negative, self.cache = pipe, arguments, negative, cache
-        kind = type(pipe)
-        self.call = inspect.unwrap(kind.__call__)  # without torch.no_grad
-        self.parameters = inspect.signature(self.call).parameters
-        lacking = [n for n in ("prepare_latents", "encode_prompt") if not callable(getattr(pipe, n, None))]
-        lacking += [f"scheduler.{n}" for n in ("set_timesteps", "step") if not callable(getattr(scheduler, n, None))]
-        lacking += [f"argument {n}" for n in ("prompt", "num_inference_steps") if n not in self.parameters]
-        if lacking:
-            raise ValueError(f"{kind.__name__} cannot be driven from outside, because it has no {', '.join(lacking)}")
+    def __init__(self, pipe: Any, scheduler: Any, arguments: dict[str, Any], negative: str | None, texts: PromptCache):
+        self.pipe, self.arguments, self.negative, self.texts = pipe, arguments, negative, texts
+        self.call = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
+        parameters = inspect.signature(self.call).parameters
         wanted = {*arguments, *(() if negative is None else ("negative_prompt",))}
-        wrong = sorted((wanted - self.parameters.keys()) | (arguments.keys() & set(_OURS)))
+        wrong = sorted((wanted - parameters.keys()) | (arguments.keys() & set(_OURS)))
         if wrong:
-            allowed = ", ".join(name for name in self.parameters if name not in (*_OURS, "self"))
-            raise ValueError(f"{', '.join(wrong)} cannot be given to {kind.__name__}; what can is {allowed}")
+            allowed = ", ".join(name for name in parameters if name not in (*_OURS, "self"))
+            raise ValueError(f"{', '.join(wrong)} cannot be given to {type(pipe).__name__}; what can is {allowed}")
+        self.takes_image = "image" in parameters
+        self.needs_image = self.takes_image and parameters["image"].default is inspect.Parameter.empty
         self.scheduler = probing(scheduler)
-        self.texts = PromptCache(pipe, cache, offload)
         self.device, self.compute_dtype = torch.device("cpu"), torch.float32
         self._images: OrderedDict[Any, Any] = OrderedDict()  # encoded image conditions
 
     def encode(self, rows: Rows) -> Any:
         """Encode one prompt with its image; returns a key that prompts which fit into one batch share."""
-        self.texts.shapes.clear()
         self._run(rows, torch.empty(0, device=self.device))
         return repr((rows.key, self.texts.shapes))
 
@@ -174,6 +168,7 @@ class Probe:
         self.scheduler.given, self.scheduler.output = timesteps, None
         self._latents, self._draw, self._decodes = x, draw, "output_type" in more
         self._image, self._count = (rows.key, len(rows.prompts)), 0
+        self.texts.shapes.clear()
         kind, own, vae = type(self.pipe), vars(self.pipe), getattr(self.pipe, "vae", None)
         native = own["scheduler"]
         replaced = {"scheduler": self.scheduler, "prepare_latents": self._prepare, "encode_prompt": self.texts}
@@ -201,8 +196,8 @@ class Probe:
         self._prepared = x = first
         if self._latents is not None:
             if first.shape != self._latents.shape:
-                name, shapes = type(self.pipe).__name__, (tuple(self._latents.shape), tuple(first.shape))
-                raise ValueError(f"latents have shape {shapes[0]}, {name} has {shapes[1]} for {self.arguments}")
+                shapes = tuple(self._latents.shape), tuple(first.shape)
+                raise ValueError(f"latents have shape {shapes[0]}, the pipeline has {shapes[1]} for {self.arguments}")
             # Half precision as the pipeline itself would have it, unless the denoiser is held in float32.
             half = first.dtype if self._decodes else torch.promote_types(first.dtype, self.compute_dtype)
             x = self._latents.to(half)

@@ -35,7 +35,7 @@ class PromptCache:
         self.pipe, self.folder, self.offload, self.asleep = pipe, folder, offload, offload
         names = [n for n, part in pipe.components.items() if isinstance(part, nn.Module) and n.startswith("text_enc")]
         self.encoders = [getattr(pipe, name) for name in names]
-        self.shapes: list[Any] = []  # of the results of all calls, until it is cleared
+        self.shapes: list[Any] = []  # of the results since it was last cleared
         self._identity = (type(pipe).__name__, "" if folder is None else _fingerprint(self.encoders))
         self._signature = inspect.signature(pipe.encode_prompt)
         self._rows: dict[Any, Any] = {}  # result of every prompt, on the CPU

@@ -16,8 +16,9 @@ PROMPTS = ["a red cat", "the number 5"]
 LORA = {"rank": 2, "alpha": 8}
 
 
+@functools.cache
 def image_of(family):
-    return Image.linear_gradient("L").resize((32, 32)).convert("RGB") if REGISTRY[family].takes_image else None
+    return Image.linear_gradient("L").resize((64, 64)).convert("RGB") if REGISTRY[family].takes_image else None
 
 
 def make(family, prepare=True, **arguments):
@@ -46,13 +47,8 @@ def change(generator, size=0.05):
             p.add_(size * torch.randn(p.shape, generator=draw))
 
 
-@functools.cache
-def _image(family):
-    return image_of(family)
-
-
 def encode(generator, family, prompts=PROMPTS):
-    image = _image(family)
+    image = image_of(family)
     return generator.encode(prompts, None if image is None else [{"image": image}] * len(prompts))
 
 
@@ -80,6 +76,7 @@ def native(family, x1, steps=3, prompts=PROMPTS[:1], pipe=None, **call):
         return (x1, *prepared[1:]) if isinstance(prepared, tuple) else x1
 
     pipe.prepare_latents = given
-    image = {} if _image(family) is None else {"image": _image(family)}
-    call = {**tiny.call_arguments(family), **image, **call}
-    return pipe(prompt=list(prompts), num_inference_steps=steps, output_type="pt", **call)[0]
+    if image_of(family) is not None:
+        call["image"] = image_of(family)
+    call = {**tiny.call_arguments(family), "num_inference_steps": steps, **call}
+    return pipe(prompt=list(prompts), output_type="pt", **call)[0]

@@ -1,6 +1,6 @@
 """Every family of pipelines is driven by its own code: no family has code here or in the generator."""
 
-import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,18 +13,8 @@ from genrl.diffusion import RowNoise
 from genrl.generators import DiffusersGenerator
 from genrl.prompts import Prompt
 from genrl.training import EvaluationSettings, Loop, TrainerSettings
-from genrl.training.errors import TrainingError
 
 families = pytest.mark.parametrize("family", tiny.FAMILIES)
-
-
-def rollout_of(generator, family, algorithm):
-    """Two samples of each of two prompts."""
-    algorithm.configure(generator)
-    rows, groups = torch.arange(4), torch.tensor([0, 0, 1, 1])
-    noise = RowNoise.of(("test",), rows), RowNoise.of(("test", "group"), groups)
-    batch = Batch(encode(generator, family)[groups], rows, groups, *noise, seed=0, iteration=0)
-    return algorithm.rollout(generator.velocity, generator, batch), batch
 
 
 @families
@@ -39,14 +29,19 @@ def test_euler_sampling_equals_the_pipelines_own(family):
 
 @families
 def test_a_policy_gradient_step_starts_at_ratio_one_and_moves_every_trained_weight_only(family):
-    generator = shared(family)
+    generator, algorithm = shared(family), PolicyGradient(steps=4)  # on both sides of Wan 2.2's boundary
     everything = torch.nn.ModuleList(p for p in generator.pipe.components.values() if isinstance(p, torch.nn.Module))
     everything.training = False
     before = {name: value.clone() for name, value in everything.state_dict().items()}
-    algorithm = PolicyGradient(steps=4, minibatches=1)  # steps on both sides of Wan 2.2's boundary
-    rollout, batch = rollout_of(generator, family, algorithm)
-    brightness = generator.decode(rollout.x0).flatten(1).mean(1)
-    rollout = rollout.__class__(**{**vars(rollout), "advantage": brightness - brightness.mean()})
+    algorithm.configure(generator)
+    rows, groups = torch.arange(4), torch.tensor([0, 0, 1, 1])
+    noise = RowNoise.of(("test",), rows), RowNoise.of(("test", "group"), groups)
+    batch = Batch(encode(generator, family)[groups], rows, groups, *noise, seed=0, iteration=0)
+    rollout = algorithm.rollout(generator.velocity, generator, batch)
+    x0 = rollout.x0.requires_grad_()
+    brightness = generator.decode(x0).flatten(1).mean(1)
+    assert torch.autograd.grad(brightness.sum(), x0)[0].flatten(1).any(1).all()
+    rollout = replace(rollout, advantage=(brightness - brightness.mean()).detach(), x0=x0.detach())
     for unit in (units := algorithm.units(rollout, batch)):
         loss, metrics = algorithm.loss(generator.velocity, rollout, unit, units)
         assert metrics[f"step_{unit[0]}/gap_max"] == 0
@@ -85,18 +80,17 @@ def test_a_pipeline_that_is_named_nowhere_trains_in_a_loop(tmp_path):
 
     from genrl.tiny.parts import image_vae, t5
 
-    (tokenizer, encoder), torch_seed = t5(), torch.manual_seed(0)
+    torch.manual_seed(0)
     transformer = PixArtTransformer2DModel(
         num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=1, sample_size=16,
         cross_attention_dim=16, caption_channels=32, norm_num_groups=8,
     )  # fmt: skip
-    pipe = PixArtAlphaPipeline(tokenizer, encoder, image_vae(4, 0.2), transformer, DPMSolverMultistepScheduler())
-    arguments = {"use_resolution_binning": False, "clean_caption": False, "max_sequence_length": 16}
+    pipe = PixArtAlphaPipeline(*t5(), image_vae(4, 0.2), transformer, DPMSolverMultistepScheduler())
+    sizes = {"height": 32, "width": 32, "use_resolution_binning": False, "clean_caption": False}
     with pytest.raises(ValueError, match="takes no LoRA"):
-        DiffusersGenerator(pipe, lora={"rank": 2}, height=32, width=32, call=arguments).prepare("cpu")
-    generator = DiffusersGenerator(pipe, height=32, width=32, call=arguments)
+        DiffusersGenerator(pipe, lora={"rank": 2}, call=sizes).prepare("cpu")
     loop = Loop(
-        "new", tmp_path, torch_seed.initial_seed() * 0, generator, Prompts(),
+        "new", tmp_path, 0, DiffusersGenerator(pipe, call=sizes), Prompts(),
         lambda media, prompts, metadata: media.flatten(1).mean(1), PolicyGradient(steps=3),
         TrainerSettings(iterations=1, prompts_per_iteration=2, group_size=2, tensorboard=False, device="cpu"),
         EvaluationSettings(every=0, samples_per_prompt=1, steps=2, train_sampler="never"),
@@ -129,7 +123,7 @@ def test_guidance_is_the_pipelines(family, call):
 
 @pytest.mark.parametrize("family", ["flux_kontext", "wan_i2v", "flux2"])
 def test_image_conditions_are_encoded_once_and_matter(family, tmp_path):
-    generator, image = make(family), image_of("wan_i2v").resize((64, 64))
+    generator, image = make(family), image_of("wan_i2v")
     image.save(tmp_path / "a.png")
     image.rotate(180).save(tmp_path / "b.png")
     cond = generator.encode(PROMPTS[:1] * 2, [{"image": str(tmp_path / f"{name}.png")} for name in "ab"])
@@ -158,49 +152,16 @@ def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
     with pytest.raises(RuntimeError, match="call prepare"):
         make("sd3", prepare=False).trainable()
     pipe = tiny.pipeline("sd3")
-    monkeypatch.delattr(type(pipe), "prepare_latents")
-    with pytest.raises(ValueError, match="it has no prepare_latents"):
-        DiffusersGenerator(pipe).prepare("cpu")
-    monkeypatch.undo()
-    generator = make("sd3")
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"no prepare_latents, scheduler\.step"):
+        patch.delattr(type(pipe), "prepare_latents")
+        patch.delattr(type(pipe.scheduler), "step")
+        DiffusersGenerator(pipe)
     with pytest.raises(ValueError, match="latents have shape"):
-        generator.velocity(torch.zeros(1, 16, 8, 8), torch.ones(1), generator.encode(["a"]))
-
-
-def test_active_dropout_is_refused():
-    from accelerate import Accelerator
-
-    from genrl.training.updater import Updater
-
-    generator = make("sd3")
-    next(m for m in generator.module.modules() if isinstance(m, torch.nn.Dropout)).p = 0.1
-    generator.module.train()
-    with pytest.raises(TrainingError, match="dropout"):
-        Updater(generator, PolicyGradient(), TrainerSettings()).prepare(Accelerator(cpu=True), None)
-
-
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
-def test_half_precision_keeps_trained_weights_and_results_in_float32(lora):
-    generator = make("sd3", dtype="bfloat16", lora=lora)
-    assert {p.dtype for p in generator.trainable()} == {torch.float32} and generator.pipe.vae.dtype == torch.bfloat16
-    cond = generator.encode(PROMPTS)
-    x = generator.initial_latents(cond, torch.Generator().manual_seed(0))
-    v = generator.velocity(x, torch.tensor([0.5, 0.5]), cond)
-    v.sum().backward()
-    full = make("sd3", lora=lora)
-    exact = full.velocity(x, torch.tensor([0.5, 0.5]), full.encode(PROMPTS))
-    assert x.dtype == v.dtype == generator.decode(x).dtype == torch.float32
-    assert 0 < (v - exact).norm() < 0.05 * exact.norm()
+        shared("sd3").velocity(torch.zeros(1, 16, 8, 8), torch.ones(1), shared("sd3").encode(["a"]))
 
 
 def test_tiny_arguments_keep_the_recipe_and_shrink_the_model(tmp_path):
-    recipe = {
-        "model": "stabilityai/stable-diffusion-3.5-medium",
-        "height": 1024,
-        "guidance_scale": 1.5,
-        "lora": {"rank": 8},
-    }
+    recipe = {"model": "stabilityai/stable-diffusion-3.5-medium", "height": 1024, "guidance_scale": 1.5}
     small = DiffusersGenerator.tiny_arguments(recipe, tmp_path)
-    assert (small["height"], small["guidance_scale"], small["lora"]) == (32, 1.5, {"rank": 8})
+    assert (small["height"], small["guidance_scale"]) == (32, 1.5)
     DiffusersGenerator(**small).prepare("cpu")
-    assert "diffusers" in sys.modules

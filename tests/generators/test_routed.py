@@ -2,7 +2,11 @@
 
 import pytest
 import torch
-from pipelines import change, encode, make
+from pipelines import PROMPTS, change, encode, make
+
+from genrl.algorithms import PolicyGradient
+from genrl.training import TrainerSettings
+from genrl.training.errors import TrainingError
 
 
 @pytest.mark.parametrize("wrapped", ["checkpointing", "autocast", "ddp", "fsdp2"])
@@ -60,3 +64,29 @@ def test_networks_that_a_call_does_not_use_get_gradients_of_zero_between_process
     assert torch.equal(parts["b"].weight.grad, torch.zeros(2, 2))
     half = torch.ones(1, 2, dtype=torch.bfloat16)
     assert parts["a"](half).dtype == torch.float32 and type(parts["a"]).__name__ == "Linear"
+
+
+def test_active_dropout_is_refused():
+    from accelerate import Accelerator
+
+    from genrl.training.updater import Updater
+
+    generator = make("sd3")
+    next(m for m in generator.module.modules() if isinstance(m, torch.nn.Dropout)).p = 0.1
+    generator.module.train()
+    with pytest.raises(TrainingError, match="dropout"):
+        Updater(generator, PolicyGradient(), TrainerSettings()).prepare(Accelerator(cpu=True), None)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
+def test_half_precision_keeps_trained_weights_and_results_in_float32(lora):
+    generator = make("sd3", dtype="bfloat16", lora=lora)
+    assert {p.dtype for p in generator.trainable()} == {torch.float32} and generator.pipe.vae.dtype == torch.bfloat16
+    cond = generator.encode(PROMPTS)
+    x = generator.initial_latents(cond, torch.Generator().manual_seed(0))
+    v = generator.velocity(x, torch.tensor([0.5, 0.5]), cond)
+    v.sum().backward()
+    full = make("sd3", lora=lora)
+    exact = full.velocity(x, torch.tensor([0.5, 0.5]), full.encode(PROMPTS))
+    assert x.dtype == v.dtype == generator.decode(x).dtype == torch.float32
+    assert 0 < (v - exact).norm() < 0.05 * exact.norm()
