@@ -94,9 +94,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| family | calls | denoiser ms, min / median | more ms, min / median | kept MiB | more MiB |\n|---|---|---|---|---|---|"
-    )
+    print("| family | calls | denoiser ms, min / median | more ms, min / median | kept MiB | more MiB |")
+    print("|---|---|---|---|---|---|")
     for family in options.families or tiny.FAMILIES:
         row = measure(family, options.repeats)
         print(

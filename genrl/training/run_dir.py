@@ -13,7 +13,8 @@ from genrl.training.checkpoint import clean_up, list_checkpoints
 LOCK = ".lock"
 MARK = ".genrl-run"  # made before anything else, so that a run knows its own folder
 _REPLACED = ("checkpoints", "samples", "tensorboard", "evaluations", "videos")
-_WRITTEN = (*_REPLACED, "config.yaml", "run.json", "metrics.jsonl", "prompt_rewards.jsonl", "summary.json", "report.html")
+_FILES = ("config.yaml", "run.json", "metrics.jsonl", "prompt_rewards.jsonl", "summary.json", "report.html")
+_WRITTEN = (*_REPLACED, *_FILES)
 # With another of these it is another experiment, whose numbers must not be mixed with the old ones.
 _IDENTITY = ("seed", "generator", "prompts", "reward", "algorithm.class_path", "policy", "data", "env")
 # Settings that may change between two parts of a run without making it another experiment.

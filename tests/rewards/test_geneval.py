@@ -232,7 +232,8 @@ def test_entries_that_are_none_count_as_absent():
 SHADES = {
     "red": ["red", "crimson", "firebrick", "darkred"], "orange": ["orange", "darkorange"],
     "yellow": ["yellow", "gold", "khaki"], "green": ["green", "lime", "forestgreen", "darkgreen", "limegreen"],
-    "blue": ["blue", "navy", "royalblue", "dodgerblue", "skyblue", "midnightblue", "steelblue"], "purple": ["purple", "indigo", "darkviolet"],
+    "blue": ["blue", "navy", "royalblue", "dodgerblue", "skyblue", "midnightblue", "steelblue"],
+    "purple": ["purple", "indigo", "darkviolet"],
     "pink": ["pink", "hotpink", "deeppink", "lightpink"], "brown": ["brown", "saddlebrown", "sienna"],
     "black": ["black"], "white": ["white", "snow", "ghostwhite"], "gray": ["gray", "darkgray", "dimgray"],
 }  # fmt: skip

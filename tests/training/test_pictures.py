@@ -24,7 +24,8 @@ def test_a_video_is_a_strip_of_frames_from_its_first_to_its_last():
     for r in range(2):
         for c in range(2):
             strip = grid[0, 1 + 41 * r + 20, 1 + 161 * c : 161 * (c + 1)]
-            assert strip.reshape(4, 40)[:, 5].tolist() == pytest.approx([media[r, c, f].max().item() for f in (0, 3, 5, 8)])
+            shown = [media[r, c, frame].max().item() for frame in (0, 3, 5, 8)]
+            assert strip.reshape(4, 40)[:, 5].tolist() == pytest.approx(shown)
     assert image_grid(videos(1, 1, 2, 40), gap=0).shape == (3, 40, 80)  # fewer frames than a strip has
 
 
