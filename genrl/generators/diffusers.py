@@ -22,6 +22,7 @@ from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
 
+Evaluate = Callable[[Rows, Tensor, float], Tensor]  # rows of one call, their places in the batch, time
 CONFIG_FILE = "genrl.json"
 DENOISERS = ("transformer", "unet", "prior")  # beginnings of the names that diffusers gives to denoisers
 
@@ -33,21 +34,18 @@ class DiffusersGenerator:
         model: hub id or folder of a pipeline, or a pipeline object, which is then changed in place.
         lora: None trains all weights of the denoisers. A dictionary with `rank`, `alpha` and `targets` (names of
             layers; by default all projections of attention) trains an adapter.
-        adapters: LoRA adapters {name: folder or hub id} to start from. The one named "policy" is trained on, the
-            others stay frozen and active.
-        reference: what the policy is compared with: "base", the model without any adapter, or "start", the model as
-            training found it.
+        adapters: LoRA adapters {name: folder or hub id}. The one named "policy" is trained on, others are frozen.
+        reference: what the policy is compared with: "base", the model without adapters, or "start", as it was found.
         train: names of the denoisers to train, such as ["transformer_2"]; None trains all.
         guidance_scale, negative_prompt, height, width, num_frames: arguments of the pipeline's call.
-        call: further ones, such as {"true_cfg_scale": 4.0, "max_sequence_length": 256}. Rules that count steps
-            (guidance in some steps only) see a single step.
+        call: further ones, such as {"true_cfg_scale": 4.0}. Rules that count steps see a single step.
         dtype: of frozen weights; trained ones are float32.
         scheduler: name of a diffusers scheduler to use instead of the pipeline's.
         gradient_checkpointing: recompute activations in the backward pass.
         vae_tiling, vae_slicing: decode in pieces.
-        attention_backend: of diffusers, for example "flash" or "native".
+        attention_backend: of diffusers, for example "flash".
         offload_text_encoders: keep them on the CPU except while new prompts are encoded.
-        prompt_cache: "memory", or a folder for encoded prompts, which further runs read.
+        prompt_cache: "memory", or a folder for encoded prompts.
         load: further arguments of `from_pretrained`, such as `variant`, `revision` or `trust_remote_code`.
         seed: of a new adapter's initialisation.
 
@@ -115,8 +113,6 @@ class DiffusersGenerator:
         own |= {"model": str(tiny.saved_pipeline(family)), "call": {**(arguments.get("call") or {}), **small}}
         return {**arguments, **own}
 
-    # Loading
-
     def prepare(self, device: torch.device | str, progress: bool = True) -> None:
         """Load the pipeline and freeze what is not trained; ValueError says which call or setting does not fit it."""
         self._device = torch.device(device)
@@ -156,9 +152,8 @@ class DiffusersGenerator:
         device = property(lambda pipe: self._device)
         pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device, "__module__": kind.__module__})
         pipe.set_progress_bar_config(disable=True)
-        for name in ("safety_checker", "watermark"):  # they edit pictures, and pass no gradients
-            if getattr(pipe, name, None) is not None:
-                setattr(pipe, name, None)
+        for name in {"safety_checker", "watermark"} & vars(pipe).keys():  # they edit pictures, and pass no gradients
+            setattr(pipe, name, None)
         scheduler, self.path, self.prediction = choose_path(pipe.scheduler, config["scheduler"])
         cache = None if config["prompt_cache"] == "memory" else Path(config["prompt_cache"])
         texts = PromptCache(pipe, cache, config["offload_text_encoders"])
@@ -179,25 +174,19 @@ class DiffusersGenerator:
                 part.enable_gradient_checkpointing()
             if config["attention_backend"] is not None:
                 part.set_attention_backend(config["attention_backend"])
-        for name in ("tiling", "slicing"):
-            if config[f"vae_{name}"]:
-                getattr(pipe.vae, f"enable_{name}")()
+        for name in [name for name in ("tiling", "slicing") if config[f"vae_{name}"]]:
+            getattr(pipe.vae, f"enable_{name}")()
         self._network = self._module = Routed(denoisers, lambda: self.module)
         self._probe.compute_dtype = denoisers[trained[0]].dtype
         base = config["reference"] == "base"
-        self._weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
+        self.weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
 
     def _read_start(self) -> list[Tensor]:
         if not self._on_disk:
-            raise RuntimeError(
-                "the weights have changed, and a pipeline object cannot be read again; enter reference() before the "
-                "first update, or give the pipeline as a folder or hub id"
-            )
+            raise RuntimeError("the weights have changed: enter reference() before the first update, or name a folder")
         fresh = _modules(self._load_pipeline())
         state = {f"{name}.{key}": p for name, part in fresh.items() for key, p in part.named_parameters()}
-        return [state[name].float() for name in self._weights.named]
-
-    # The network and its weights
+        return [state[name].float() for name in self.weights.named]
 
     @property
     def module(self) -> nn.Module:
@@ -211,16 +200,12 @@ class DiffusersGenerator:
         self._module = module
 
     @property
-    def weights(self) -> PipelineWeights:
-        _ = self.module  # raises before prepare
-        return self._weights
-
-    @property
     def uses_part_of_weights(self) -> bool:
         """Whether an evaluation uses one of several denoisers."""
         return len(list(self._network.children())) > 1
 
     def trainable(self) -> list[nn.Parameter]:
+        _ = self.module  # raises before prepare
         return self.weights.parameters()
 
     def reference(self) -> AbstractContextManager[None]:
@@ -248,10 +233,8 @@ class DiffusersGenerator:
     def from_pretrained(cls, folder: str | os.PathLike[str], allow_noop: bool = False, **changed: Any) -> Self:
         """Load what `save_pretrained` wrote, ready to sample on the CPU.
 
-        Args:
-            folder: made by `save_pretrained`.
-            allow_noop: accept a LoRA that changes nothing.
-            **changed: arguments that differ from the saved ones, such as where the model is now.
+        `allow_noop` accepts a LoRA that changes nothing; `changed` are arguments that differ from the saved ones, such
+        as where the model is now.
         """
         file = Path(folder) / CONFIG_FILE
         if not file.is_file():
@@ -266,10 +249,8 @@ class DiffusersGenerator:
             raise ValueError(f"{folder} was trained from a pipeline object; pass model= with its folder or hub id")
         generator = cls(**arguments)
         generator.allow_noop = allow_noop
-        generator.prepare("cpu", progress=False)
+        generator.prepare("cpu")
         return generator
-
-    # The generator protocol
 
     def schedule(self, steps: int) -> Schedule:
         """The time grid that the pipeline itself samples with at this resolution, with its own timesteps."""
@@ -285,8 +266,7 @@ class DiffusersGenerator:
     def encode(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> Tensor:
         """Rows int64 [B] of the table of prompts, on the CPU; each prompt is encoded when it is first seen.
 
-        "image" in a prompt's metadata, a path or a PIL image, is the pipeline's image condition. ValueError when the
-        pipeline takes none, or needs one.
+        "image" in a prompt's metadata, a path or a PIL image, is the pipeline's image condition.
         """
         _ = self.module
         found = []
@@ -319,7 +299,7 @@ class DiffusersGenerator:
         def draw(shape: tuple[int, ...], index: Tensor) -> Tensor:
             if shape[0] != len(index):  # not a row each: it is not the latents that are drawn
                 return torch.zeros(shape)
-            if shape[1:] not in drawn:  # of the whole batch at once, so that a row's noise does not depend on grouping
+            if shape[1:] not in drawn:  # for all groups at once: a row's noise does not depend on who shares its group
                 drawn[shape[1:]] = draw_noise(noise, (len(cond), *shape[1:]), self._device)
             return drawn[shape[1:]][index.to(self._device)]
 
@@ -343,32 +323,25 @@ class DiffusersGenerator:
     def decode(self, x0: Tensor, cond: Tensor | None = None) -> Tensor:
         """Media float32 [B, C, H, W], or [B, F, C, H, W] of a video, in [0, 1]; gradients flow.
 
-        `cond` matters to the few pipelines that write their image condition into the result; by default it is that of
-        the last `velocity`, if it has as many rows.
+        `cond`, by default that of the last `velocity`, matters to pipelines that write their image into the result.
         """
         if cond is None:
             known = self._last is not None and len(self._last) == len(x0)
             cond = self._last if known else torch.zeros(len(x0), dtype=torch.long)
         return self._grouped(cond, None, lambda rows, index, _: self._probe.decode(x0[index.to(x0.device)], rows))
 
-    def _grouped(
-        self, cond: Any, times: list[float] | None, function: Callable[[Rows, Tensor, float], Tensor]
-    ) -> Tensor:
+    def _grouped(self, cond: Any, times: list[float] | None, function: Evaluate) -> Tensor:
         """Run a function of rows that fit into one call of the pipeline; the results in the order of `cond`."""
         ids, groups = cond.tolist(), dict[Any, list[int]]()
         for i, row in enumerate(ids):
             groups.setdefault((self._table[row][1], 0.0 if times is None else times[i]), []).append(i)
-        parts = []
-        for (_, time), members in groups.items():
-            parts.append(self._evaluate(function, ids, members, time))
+        parts = [self._evaluate(function, ids, members, time) for (_, time), members in groups.items()]
         # Every evaluation of a sharded network is an exchange; processes with fewer groups repeat one without effect.
         for _ in range(0 if times is None or self.most is None else self.most(len(parts)) - len(parts)):
             (_, time), members = next(iter(groups.items()))
             parts[0] = parts[0] + 0 * self._evaluate(function, ids, members, time)
-        if len(parts) == 1:
-            return parts[0]
         order = torch.tensor([i for members in groups.values() for i in members]).argsort()
-        return torch.cat(parts)[order.to(parts[0].device)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[order.to(parts[0].device)]
 
     def _evaluate(self, function: Any, ids: list[int], members: list[int], time: float) -> Tensor:
         first = self._table[ids[members[0]]][0]

@@ -1,13 +1,9 @@
 """A diffusers pipeline run up to one evaluation of its denoiser, by its own code.
 
 A pipeline's `__call__` encodes the prompts, prepares latents, asks its scheduler for timesteps, and at each of them
-calls the denoiser and then `scheduler.step`. With a probe in the scheduler's place that call becomes
-
-* with one timestep, the guided output of the denoiser that reached `step`;
-* with none, the pipeline's decoding of given latents, or the latents that it would start from;
-* the timesteps and sigmas that it would sample with.
-
-Guidance, packing, position ids, masks, image conditions and the choice of an expert stay the pipeline's business.
+calls the denoiser and then `scheduler.step`. With a probe in the scheduler's place, one timestep gives the guided
+output of the denoiser that reached `step`; none gives the decoding of latents, or the latents of the start. Guidance,
+packing, masks, image conditions and the choice of an expert stay the pipeline's business.
 """
 
 from __future__ import annotations
@@ -60,10 +56,7 @@ def constant_noise(shape: tuple[int, ...]) -> Tensor:
 
 
 def probing(scheduler: Any) -> Any:
-    """A copy of a scheduler that hands out the timesteps in `given` and keeps what reaches `step` in `output`.
-
-    It has the class, the configuration and the parameters of methods that pipelines inspect.
-    """
+    """A copy that hands out `given` timesteps and keeps what reaches `step`; pipelines may inspect it as before."""
     kind = type(scheduler)
 
     @functools.wraps(kind.set_timesteps)
@@ -84,9 +77,8 @@ def probing(scheduler: Any) -> Any:
         self.output, same = model_output, self.latents
         return SchedulerOutput(prev_sample=same) if kwargs.get("return_dict", True) else (same, same)
 
-    probe = copy.deepcopy(scheduler)
-    methods = {"set_timesteps": set_timesteps, "step": step, "__module__": kind.__module__}
-    probe.__class__ = type(kind.__name__, (kind,), methods)
+    probe, own = copy.deepcopy(scheduler), {"set_timesteps": set_timesteps, "step": step, "__module__": kind.__module__}
+    probe.__class__ = type(kind.__name__, (kind,), own)
     probe.given = probe.output = probe.latents = probe.grid = None
     return probe
 
@@ -106,11 +98,8 @@ class Probe:
 
     Args:
         pipe: a diffusers pipeline. scheduler: the one whose timesteps count.
-        arguments: for every call of the pipeline. negative: a negative prompt.
-        texts: the pipeline's `encode_prompt` with a memory.
-
-    Raises:
-        ValueError: naming arguments that the pipeline does not take.
+        arguments: for every call of the pipeline; ValueError names those that it does not take.
+        negative: a negative prompt. texts: the pipeline's `encode_prompt` with a memory.
     """
 
     def __init__(self, pipe: Any, scheduler: Any, arguments: dict[str, Any], negative: str | None, texts: PromptCache):
@@ -156,9 +145,7 @@ class Probe:
         self._run(rows, None, num_inference_steps=steps)
         return self.scheduler.grid
 
-    def _run(
-        self, rows: Rows, timesteps: Tensor | None, x: Tensor | None = None, draw: Draw | None = None, **more: Any
-    ) -> Any:
+    def _run(self, rows: Rows, timesteps: Any, x: Any = None, draw: Draw | None = None, **more: Any) -> Any:
         arguments = {"num_inference_steps": 1, "output_type": "latent", **self.arguments, **more}
         arguments |= {"prompt": list(rows.prompts), "return_dict": False}
         if self.negative is not None:

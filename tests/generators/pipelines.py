@@ -21,14 +21,13 @@ def image_of(family):
     return Image.linear_gradient("L").resize((64, 64)).convert("RGB") if REGISTRY[family].takes_image else None
 
 
-def make(family, prepare=True, **arguments):
+def make(family, **arguments):
     """A generator of its own; arguments of the pipeline's call go with the family's into `call`."""
     call = {**tiny.call_arguments(family), **arguments.pop("call", {})}
     generator = DiffusersGenerator(
-        **{"model": str(tiny.saved_pipeline(family)), "lora": LORA, "call": call, **arguments}
+        **{"model": str(tiny.saved_pipeline(family)), "lora": LORA, **arguments, "call": call}
     )
-    if prepare:
-        generator.prepare("cpu", progress=False)
+    generator.prepare("cpu", progress=False)
     return generator
 
 
@@ -52,31 +51,29 @@ def encode(generator, family, prompts=PROMPTS):
     return generator.encode(prompts, None if image is None else [{"image": image}] * len(prompts))
 
 
-def sample(generator, family, steps=3, prompts=PROMPTS[:1]):
+def sample(generator, family, steps=3):
     """Start and media of an ODE sampling."""
-    cond = encode(generator, family, prompts)
+    cond = encode(generator, family, PROMPTS[:1])
     x1 = generator.initial_latents(cond, torch.Generator().manual_seed(1))
     sampler = Sampler(Euler(), generator.schedule(steps), path=generator.path)
     return x1, generator.decode(sampler.rollout(generator.velocity, x1, cond).x0)
 
 
 @torch.no_grad()
-def native(family, x1, steps=3, prompts=PROMPTS[:1], pipe=None, **call):
+def native(family, x1, steps=3, pipe=None, **call):
     """What diffusers makes of the same start, with the scheduler's first-order step."""
     pipe = pipe or DiffusionPipeline.from_pretrained(tiny.saved_pipeline(family))
     scheduler, _, _ = choose_path(pipe.scheduler)
-    if "solver_order" in scheduler.config:
-        first = {"solver_order": 1, "disable_corrector": list(range(steps))}
-        first = {key: value for key, value in first.items() if key in scheduler.config}
-        scheduler = type(scheduler).from_config(scheduler.config, **first)
-    pipe.scheduler, prepare = scheduler, pipe.prepare_latents
+    first = {"solver_order": 1, "disable_corrector": list(range(steps))}
+    first = {key: value for key, value in first.items() if key in scheduler.config}
+    pipe.scheduler = type(scheduler).from_config(scheduler.config, **first) if first else scheduler
+    prepare = pipe.prepare_latents
 
     def given(*args, **kwargs):
         prepared = prepare(*args, **kwargs)
         return (x1, *prepared[1:]) if isinstance(prepared, tuple) else x1
 
     pipe.prepare_latents = given
-    if image_of(family) is not None:
-        call["image"] = image_of(family)
-    call = {**tiny.call_arguments(family), "num_inference_steps": steps, **call}
-    return pipe(prompt=list(prompts), output_type="pt", **call)[0]
+    image = {} if image_of(family) is None else {"image": image_of(family)}
+    call = {**tiny.call_arguments(family), **image, **call}
+    return pipe(prompt=PROMPTS[:1], num_inference_steps=steps, output_type="pt", **call)[0]

@@ -1,6 +1,7 @@
 """Every family of pipelines is driven by its own code: no family has code here or in the generator."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,7 @@ def test_a_pipeline_that_is_named_nowhere_trains_in_a_loop(tmp_path):
     from genrl.tiny.parts import image_vae, t5
 
     torch.manual_seed(0)
+    prompts = [Prompt(text, {}) for text in PROMPTS]
     transformer = PixArtTransformer2DModel(
         num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=1, sample_size=16,
         cross_attention_dim=16, caption_channels=32, norm_num_groups=8,
@@ -90,17 +92,12 @@ def test_a_pipeline_that_is_named_nowhere_trains_in_a_loop(tmp_path):
     with pytest.raises(ValueError, match="takes no LoRA"):
         DiffusersGenerator(pipe, lora={"rank": 2}, call=sizes).prepare("cpu")
     loop = Loop(
-        "new", tmp_path, 0, DiffusersGenerator(pipe, call=sizes), Prompts(),
+        "new", tmp_path, 0, DiffusersGenerator(pipe, call=sizes), SimpleNamespace(train=prompts, held_out=prompts),
         lambda media, prompts, metadata: media.flatten(1).mean(1), PolicyGradient(steps=3),
         TrainerSettings(iterations=1, prompts_per_iteration=2, group_size=2, tensorboard=False, device="cpu"),
         EvaluationSettings(every=0, samples_per_prompt=1, steps=2, train_sampler="never"),
     )  # fmt: skip
     assert loop.run().weight_change > 0
-
-
-class Prompts:
-    train = tuple(Prompt(text, {}) for text in PROMPTS)
-    held_out = train[:1]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +130,8 @@ def test_image_conditions_are_encoded_once_and_matter(family, tmp_path):
         generator.pipe.vae.encoder.register_forward_hook(lambda *_: calls.append(1))
         assert torch.equal(generator.velocity(x, torch.tensor([0.5, 0.5]), cond), v) and not calls
     assert not torch.allclose(v[0], v[1], atol=1e-3)
-    if family == "wan_i2v":
-        with pytest.raises(ValueError, match="needs an image"):
-            generator.encode(["a dog"])
+    with pytest.raises(ValueError, match="needs an image"):
+        shared("wan_i2v").encode(["a dog"])
     with pytest.raises(ValueError, match="takes none"):
         shared("sd3").encode(["a dog"], [{"image": image}])
 
@@ -150,7 +146,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
         with pytest.raises(ValueError, match=message):
             make("sd3", **settings)
     with pytest.raises(RuntimeError, match="call prepare"):
-        make("sd3", prepare=False).trainable()
+        DiffusersGenerator("anything").trainable()
     pipe = tiny.pipeline("sd3")
     with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"no prepare_latents, scheduler\.step"):
         patch.delattr(type(pipe), "prepare_latents")
@@ -162,6 +158,6 @@ def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
 
 def test_tiny_arguments_keep_the_recipe_and_shrink_the_model(tmp_path):
     recipe = {"model": "stabilityai/stable-diffusion-3.5-medium", "height": 1024, "guidance_scale": 1.5}
-    small = DiffusersGenerator.tiny_arguments(recipe, tmp_path)
-    assert (small["height"], small["guidance_scale"]) == (32, 1.5)
-    DiffusersGenerator(**small).prepare("cpu")
+    small = DiffusersGenerator(**DiffusersGenerator.tiny_arguments(recipe, tmp_path))
+    small.prepare("cpu")
+    assert (small.call["height"], small.call["guidance_scale"]) == (32, 1.5)
