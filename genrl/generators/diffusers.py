@@ -22,7 +22,6 @@ from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
 
-Evaluate = Callable[[Rows, Tensor, float], Tensor]  # rows of one call, their places in the batch, time
 CONFIG_FILE = "genrl.json"
 DENOISERS = ("transformer", "unet", "prior")  # beginnings of the names that diffusers gives to denoisers
 
@@ -118,7 +117,6 @@ class DiffusersGenerator:
         self._device = torch.device(device)
         if self._module is None:
             self._build(self._load_pipeline())
-        self._probe.device = self._device
         for part in _modules(self.pipe).values():
             if not (self._probe.texts.asleep and part in self._probe.texts.encoders):
                 part.to(self._device)
@@ -155,8 +153,7 @@ class DiffusersGenerator:
         for name in {"safety_checker", "watermark"} & vars(pipe).keys():  # they edit pictures, and pass no gradients
             setattr(pipe, name, None)
         scheduler, self.path, self.prediction = choose_path(pipe.scheduler, config["scheduler"])
-        cache = None if config["prompt_cache"] == "memory" else Path(config["prompt_cache"])
-        texts = PromptCache(pipe, cache, config["offload_text_encoders"])
+        texts = PromptCache(pipe, config["prompt_cache"], config["offload_text_encoders"])
         self._probe = Probe(pipe, scheduler, self.call, self._negative, texts)
         for part in _modules(pipe).values():
             part.eval().requires_grad_(False)
@@ -178,8 +175,8 @@ class DiffusersGenerator:
             getattr(pipe.vae, f"enable_{name}")()
         self._network = self._module = Routed(denoisers, lambda: self.module)
         self._probe.compute_dtype = denoisers[trained[0]].dtype
-        base = config["reference"] == "base"
-        self.weights = PipelineWeights(self._network, base, self.lora is not None, self._read_start)
+        lora, base = self.lora is not None, config["reference"] == "base"
+        self.weights = PipelineWeights(self._network, base, lora, self._read_start)
 
     def _read_start(self) -> list[Tensor]:
         if not self._on_disk:
@@ -233,8 +230,7 @@ class DiffusersGenerator:
     def from_pretrained(cls, folder: str | os.PathLike[str], allow_noop: bool = False, **changed: Any) -> Self:
         """Load what `save_pretrained` wrote, ready to sample on the CPU.
 
-        `allow_noop` accepts a LoRA that changes nothing; `changed` are arguments that differ from the saved ones, such
-        as where the model is now.
+        `allow_noop` accepts a LoRA that changes nothing; `changed` are arguments to use instead of the saved ones.
         """
         file = Path(folder) / CONFIG_FILE
         if not file.is_file():
@@ -316,8 +312,7 @@ class DiffusersGenerator:
                 raise ValueError(f"{type(self.pipe).__name__} switches gradients off inside its call: it cannot train")
             return self.path.velocity_from(output, x_rows, t_rows, self.prediction)
 
-        # The sampler notes the number on the host, so that the device need not be waited for.
-        times = [t.host] * len(x) if hasattr(t, "host") else t.tolist()
+        times = [t.host] * len(x) if hasattr(t, "host") else t.tolist()  # a sampler's need no waiting for the device
         return self._grouped(cond, times, evaluate)
 
     def decode(self, x0: Tensor, cond: Tensor | None = None) -> Tensor:
@@ -330,8 +325,8 @@ class DiffusersGenerator:
             cond = self._last if known else torch.zeros(len(x0), dtype=torch.long)
         return self._grouped(cond, None, lambda rows, index, _: self._probe.decode(x0[index.to(x0.device)], rows))
 
-    def _grouped(self, cond: Any, times: list[float] | None, function: Evaluate) -> Tensor:
-        """Run a function of rows that fit into one call of the pipeline; the results in the order of `cond`."""
+    def _grouped(self, cond: Any, times: list[float] | None, function: Any) -> Tensor:
+        """Call `function(rows, their places, time)` for what fits into one call; results in the order of `cond`."""
         ids, groups = cond.tolist(), dict[Any, list[int]]()
         for i, row in enumerate(ids):
             groups.setdefault((self._table[row][1], 0.0 if times is None else times[i]), []).append(i)

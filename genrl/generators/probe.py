@@ -114,17 +114,17 @@ class Probe:
         self.takes_image = "image" in parameters
         self.needs_image = self.takes_image and parameters["image"].default is inspect.Parameter.empty
         self.scheduler = probing(scheduler)
-        self.device, self.compute_dtype = torch.device("cpu"), torch.float32
+        self.compute_dtype = torch.float32
         self._images: OrderedDict[Any, Any] = OrderedDict()  # encoded image conditions
 
     def encode(self, rows: Rows) -> Any:
         """Encode one prompt with its image; returns a key that prompts which fit into one batch share."""
-        self._run(rows, torch.empty(0, device=self.device))
+        self._run(rows, torch.empty(0, device=self.pipe._execution_device))
         return repr((rows.key, self.texts.shapes))
 
     def initial_latents(self, rows: Rows, draw: Draw) -> Tensor:
         """The latents that the pipeline makes of its normal noise, float32."""
-        self._run(rows, torch.empty(0, device=self.device), draw=draw)
+        self._run(rows, torch.empty(0, device=self.pipe._execution_device), draw=draw)
         return self._prepared.float()
 
     def output(self, x: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
@@ -138,7 +138,7 @@ class Probe:
     def decode(self, x: Tensor, rows: Rows) -> Tensor:
         """The pipeline's own decoding of final latents, in [0, 1]."""
         with Draws(constant_noise):  # some autoencoders are given a little noise
-            return self._run(rows, torch.empty(0, device=self.device), x, output_type="pt")[0].float()
+            return self._run(rows, torch.empty(0, device=self.pipe._execution_device), x, output_type="pt")[0].float()
 
     def grid(self, steps: int, rows: Rows) -> tuple[Tensor, Tensor]:
         """The timesteps [n] and sigmas that the pipeline sets for a number of steps at its resolution."""

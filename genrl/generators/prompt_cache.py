@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -27,16 +28,17 @@ class PromptCache:
 
     Args:
         pipe: a diffusers pipeline.
-        folder: where results are kept, by text, arguments and text encoders, also for other runs; None for memory.
+        folder: where results are kept, by text, arguments and text encoders, also for other runs; or "memory".
         offload: the text encoders start on the CPU, see `move_encoders`.
     """
 
-    def __init__(self, pipe: Any, folder: Path | None = None, offload: bool = False):
-        self.pipe, self.folder, self.offload, self.asleep = pipe, folder, offload, offload
+    def __init__(self, pipe: Any, folder: str | os.PathLike[str] = "memory", offload: bool = False):
+        self.pipe, self.offload, self.asleep = pipe, offload, offload
+        self.folder = None if folder == "memory" else Path(folder)
         names = [n for n, part in pipe.components.items() if isinstance(part, nn.Module) and n.startswith("text_enc")]
         self.encoders = [getattr(pipe, name) for name in names]
         self.shapes: list[Any] = []  # of the results since it was last cleared
-        self._identity = (type(pipe).__name__, "" if folder is None else _fingerprint(self.encoders))
+        self._identity = (type(pipe).__name__, "" if self.folder is None else _fingerprint(self.encoders))
         self._signature = inspect.signature(pipe.encode_prompt)
         self._rows: dict[Any, Any] = {}  # result of every prompt, on the CPU
         self._recent: OrderedDict[Any, Any] = OrderedDict()  # joined results, on the device

@@ -22,7 +22,6 @@ def image_of(family):
 
 
 def make(family, **arguments):
-    """A generator of its own; arguments of the pipeline's call go with the family's into `call`."""
     call = {**tiny.call_arguments(family), **arguments.pop("call", {})}
     generator = DiffusersGenerator(
         **{"model": str(tiny.saved_pipeline(family)), "lora": LORA, **arguments, "call": call}

@@ -54,8 +54,7 @@ def test_a_policy_gradient_step_starts_at_ratio_one_and_moves_every_trained_weig
     assert metrics == algorithm.loss(generator.velocity, rollout, unit, units)[1]
     assert 2 * len(still) < len(generator.trainable()) and not any(module.training for module in everything.modules())
     torch.optim.SGD(generator.trainable(), 1e-3).step()
-    for p in generator.trainable():
-        p.grad = None
+    generator.module.zero_grad()
     changed = {name for name, value in everything.state_dict().items() if not torch.equal(value, before[name])}
     assert changed and all(".policy." in name for name in changed)
 
