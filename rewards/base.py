@@ -147,6 +147,26 @@ def _check_values(values: Any, name: str, batch: int, prompts: Sequence[str]) ->
     return values
 
 
+def joined(parts: Sequence[dict[str, Tensor]], prompts: Sequence[str]) -> dict[str, Tensor]:
+    """The scores of several batches as those of one.
+
+    Raises:
+        RewardError: a batch has other names than the first.
+    """
+    names = sorted(parts[0])
+    for part in parts[1:]:
+        check_same_names(names, part, prompts)
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def check_same_names(names: Sequence[str], others: Iterable[str], prompts: Sequence[str]) -> None:
+    """Raise RewardError unless two batches were scored under the same names."""
+    differing = sorted(set(names) ^ set(others))
+    if differing:
+        remedy = "Return every name in every batch, NaN where there is no score."
+        raise RewardError("was returned for some batches and not for others", differing[0], prompts, remedy)
+
+
 def score(
     reward: Any,
     media: Tensor,

@@ -63,7 +63,8 @@ class VLMLikelihood(_VLMReward):
         answer, other: the right answer to the template and the wrong one. Questions that have one of them as their
             answer need not name the other.
         both_cases: add up the probabilities of 'yes' and 'Yes', whichever is given.
-        per_question: return each question on its own, as `question_0`, `question_1`, ...; NaN where a sample has less.
+        per_question: return so many questions on their own, as `question_0`, `question_1`, ...; NaN where a sample has
+            less. True takes as many as a batch has, which serves where all prompts have equally many.
         options: loading and running, see `VLMOptions`.
     """
 
@@ -77,7 +78,7 @@ class VLMLikelihood(_VLMReward):
         answer: str = "yes",
         other: str = "no",
         both_cases: bool = True,
-        per_question: bool = False,
+        per_question: bool | int = False,
         options: VLMOptions = _DEFAULTS,
     ) -> None:
         super().__init__(model, options)
@@ -93,7 +94,15 @@ class VLMLikelihood(_VLMReward):
         """[B], or one [B] a question."""
         values = self.question_values(media, self.questions(media, prompts, metadata))
         if self.per_question:
-            return {f"question_{i}": column for i, column in enumerate(values.unbind(1))}
+            columns = list(values.unbind(1))
+            if self.per_question is not True:
+                if len(columns) > self.per_question:
+                    raise ValueError(
+                        f"a prompt has {len(columns)} questions, and per_question is {self.per_question}; give the "
+                        "largest number of questions that a prompt has."
+                    )
+                columns += [values.new_full((len(values),), torch.nan)] * (self.per_question - len(columns))
+            return {f"question_{i}": column for i, column in enumerate(columns)}
         return values.nanmean(1)
 
     def questions(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> list[list[Question]]:

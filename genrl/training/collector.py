@@ -15,6 +15,9 @@ from genrl.diffusion import RowNoise, index_batch
 from genrl.generators.base import Generator, encode_prompts
 from genrl.prompts import Prompt, PromptSource
 from genrl.rewards import Compose, image_statistics
+from genrl.rewards.base import check_same_names
+from genrl.rewards.base import joined as score_table
+from genrl.training.checkpoint import broadcast
 from genrl.training.off_load import moved
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout, draw_prompts
@@ -105,7 +108,7 @@ class Collector:
             parts.append(moved(rollout, "cpu") if self.settings.latents_on_cpu else rollout)
         sampled = time.perf_counter()
         scores = [worker.wait(future, texts) for future, texts in futures]
-        values = {name: torch.cat([s[name] for s in scores]) for name in sorted(scores[0])}
+        values = score_table(scores, [text for _, texts in futures for text in texts])
         for name in stats[0][1]:  # a mean of means: every sample carries that of its batch
             means = [torch.full((n,), found[name], dtype=torch.float64) for n, found in stats]
             values[_STATS + name] = torch.cat(means)
@@ -114,6 +117,15 @@ class Collector:
         joined = Rollout.concatenate(parts)
         joined = moved(joined, "cpu") if self.settings.latents_on_cpu and len(parts) > 1 else joined  # pinned again
         return Collected(joined, whole, values, torch.tensor(chosen), times)
+
+    def check_names(self, collected: Collected) -> None:
+        """Every process must have the same scores, since they are gathered one after another.
+
+        Raises:
+            RewardError: on the processes whose names differ from the main one's.
+        """
+        names = broadcast(self.accelerator, list(collected.values))
+        check_same_names(names, collected.values, [f"those of process {self.layout.rank}"])
 
     def advantages(self, collected: Collected) -> tuple[Rollout, Tensor, dict[str, float]]:
         """Advantages over whole groups, gathered from all processes.

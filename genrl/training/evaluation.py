@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from genrl.diffusion import Euler, RowNoise, Sampler
 from genrl.generators.base import Generator, encode_prompts, schedule_for
 from genrl.prompts import Prompt
 from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statistics, score
+from genrl.rewards.base import joined
 from genrl.statistics import interval
 from genrl.training.pictures import image_grid, moving_grid, picture_counts, save_animation, save_image
 
@@ -136,9 +137,9 @@ def measure(
             found = gauge.measure(samples.media, samples.texts, samples.metadata)
             result |= {_key(name, inner): value for inner, value in found.items()}
         else:
-            for inner, value in score_samples(gauge, samples, batch, device).items():
-                label = name if inner.startswith(name) or "/" not in inner else f"{name}/{inner}"
-                result |= interval(label, value, getattr(gauge, "range", None))
+            judge = Compose({name: gauge})  # a gauge that returns several numbers has each under its own name
+            for label, value in score_samples(judge, samples, batch, device).items():
+                result |= interval(label, value, judge.range_of(label))
     return result | {f"stats/{name}": value for name, value in image_statistics(samples.media).items()}
 
 
@@ -151,7 +152,7 @@ def score_samples(
         score(reward, samples.media[part].to(device), texts[part], metadata[part])
         for part in chunked(len(texts), batch)
     ]
-    return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    return joined(parts, texts)
 
 
 def total_reward(compose: Compose, raw: dict[str, Tensor]) -> Tensor:
@@ -163,6 +164,22 @@ def total_reward(compose: Compose, raw: dict[str, Tensor]) -> Tensor:
 def prompt_means(samples: SampleSet, reward: Any, raw: dict[str, Tensor]) -> list[float]:
     """Mean reward of each prompt's scored samples, NaN where none is."""
     return total_reward(as_compose(reward), raw).reshape(-1, samples.per_prompt).nanmean(1).tolist()
+
+
+def check_names(compose: Compose, gauges: Mapping[str, Any]) -> None:
+    """Refuse names under which two numbers of a run would hide each other.
+
+    Raises:
+        ValueError: naming the reward or gauge.
+    """
+    several = len(compose.rewards) > 1
+    for name in compose.rewards:
+        if name == "stats" or (several and name in ("reward", "total")):
+            raise ValueError(f"a reward is named {name!r}, which stands for another number in the log; rename it")
+    for name in gauges:
+        if name in ("reward", "stats", "weight_change", "uses_ema", *compose.rewards) or "/" in name or not name:
+            taken = "is the name of a reward" if name in compose.rewards else "is taken, or has a '/'"
+            raise ValueError(f"evaluation.gauges.{name}: {name!r} {taken}; rename the gauge")
 
 
 def _key(gauge: str, name: str) -> str:

@@ -21,6 +21,7 @@ from genrl.training.collector import Collected, Collector
 from genrl.training.errors import SetupError
 from genrl.training.evaluation import (
     SampleSet,
+    check_names,
     deterministic_sampler,
     measure,
     prompt_means,
@@ -87,6 +88,7 @@ class Loop(Run):
         check_parts(self.generator, self.prompts)
         if not any(self.reward.weights.values()):
             raise SetupError("every reward has weight 0; give one of them a weight to optimise it")
+        check_names(self.reward, self.evaluation.gauges)
         self.layout = Layout(
             settings.prompts_per_iteration,
             settings.group_size,
@@ -132,7 +134,10 @@ class Loop(Run):
 
     def _iterate(self) -> None:
         """An iteration; when it cannot be completed, the state before it is saved first."""
-        self._train(self._saving(lambda: self.collector.sample(self.worker, self.iteration)))
+        collected = self._saving(lambda: self.collector.sample(self.worker, self.iteration))
+        if self.layout.processes > 1:
+            self._saving(lambda: self.collector.check_names(collected))
+        self._train(collected)
 
     def _train(self, collected: Collected) -> None:
         began, before = time.perf_counter(), self.updater.updates
@@ -174,7 +179,9 @@ class Loop(Run):
         self.evaluated = self.iteration
         if self.accelerator.is_main_process:
             samples.save(self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
-        best, messages, stop = self.monitor.after_evaluation(self.iteration, values)
+        single = {k for k in found if not k.endswith(("_low", "_high")) and k.split("/")[0] in self.reward.rewards}
+        lowered = {f"eval/{k}" for k in single if self.reward.weight(k) < 0}  # they fall as they are meant to
+        best, messages, stop = self.monitor.after_evaluation(self.iteration, values, lowered)
         for message in messages:
             self._event(message)
         self._stop = self._stop or stop
@@ -196,7 +203,9 @@ class Loop(Run):
             return numbers, prompt_means(samples, self.reward, raw)
 
         main = self.accelerator.is_main_process
-        found = self._saving(lambda: self.worker.run(work, samples.texts[:3]) if main else ({}, []))
+        # The limit is that of a batch, and every reward and gauge scores all of them.
+        batches = len(chunked(len(samples.texts), settings.batch)) * (1 + len(settings.gauges))
+        found = self._saving(lambda: self.worker.run(work, samples.texts[:3], batches) if main else ({}, []))
         return broadcast(self.accelerator, found)
 
     def _preview(self) -> None:

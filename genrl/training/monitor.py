@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from genrl.diffusion import Sampler
@@ -50,7 +50,6 @@ class Monitor:
     def __init__(self, margin: float, collapse_fraction: float | None = None, drift_margin: float = 0.3):
         self.margin, self.collapse_fraction, self.drift_margin = margin, collapse_fraction, drift_margin
         self.first: dict[str, float] = {}
-        self.previous: dict[str, float] = {}
         self.best_reward = -math.inf
         self.best_iteration = 0
         self.peaks: dict[str, float] = {}
@@ -91,8 +90,15 @@ class Monitor:
             )
         return [m for m in messages if m]
 
-    def after_evaluation(self, iteration: int, values: Mapping[str, float]) -> tuple[bool, list[str], str]:
-        """(is this the best so far, messages, reason to stop or '')."""
+    def after_evaluation(
+        self, iteration: int, values: Mapping[str, float], lowered: Collection[str] = ()
+    ) -> tuple[bool, list[str], str]:
+        """(is this the best so far, messages, reason to stop or '').
+
+        Args:
+            iteration: completed iterations. values: of the evaluation.
+            lowered: names of rewards that are trained with a negative weight, whose fall is no alarm.
+        """
         reward = values.get("eval/reward", math.nan)
         messages: list[str] = []
         if math.isnan(reward):
@@ -104,7 +110,7 @@ class Monitor:
         start = self.first["eval/reward"]
         rose = reward - start > (self._noise(values, "eval/reward") if _scored(values, "eval/reward") else self.margin)
         while_rising = f"the reward rose from {start:.3f} to {reward:.3f} while" if rose else ""
-        messages += self._falls(values, while_rising)
+        messages += self._falls({k: v for k, v in values.items() if k not in lowered}, while_rising)
         messages += self._drifts(values, while_rising)
         best = reward > self.best_reward
         if best:
@@ -118,7 +124,6 @@ class Monitor:
                 f"alarm: the evaluated reward fell to {reward:.3f}, below {self.collapse_fraction:g} of its best "
                 f"{self.best_reward:.3f} at iteration {self.best_iteration}; stopping"
             )
-        self.previous = dict(values)
         return best, [m for m in messages if m], stop
 
     def _falls(self, values: Mapping[str, float], while_rising: str) -> list[str]:

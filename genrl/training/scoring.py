@@ -50,28 +50,29 @@ class RewardWorker:
         """Queue a batch of media [B, C, H, W]."""
         return self._queue(lambda: score(self._reward, media, prompts, metadata))
 
-    def run(self, work: Callable[[], T], prompts: Sequence[str]) -> T:
-        """Other work with the rewards, in the same thread and under the same limit."""
-        return self.wait(self._queue(work), prompts)
+    def run(self, work: Callable[[], T], prompts: Sequence[str], batches: int = 1) -> T:
+        """Other work with the rewards, in the same thread; the limit is that of so many batches."""
+        return self.wait(self._queue(work), prompts, batches)
 
     def _queue(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
-    def wait(self, future: Future[T], prompts: Sequence[str]) -> T:
+    def wait(self, future: Future[T], prompts: Sequence[str], batches: int = 1) -> T:
         """The result, for a batch its scores name -> [B].
 
         Raises:
             RewardError: the reward failed, or did not answer in time.
         """
         try:
-            return future.result(self._timeout)
+            return future.result(self._timeout * batches)
         except FutureTimeout as error:
             if future.done():  # the reward itself raised a TimeoutError
                 raise
+            each = f" for each of {batches} batches" if batches > 1 else ""
             raise RewardError(
-                f"did not answer within trainer.reward_timeout = {self._timeout:g} s",
+                f"did not answer within trainer.reward_timeout = {self._timeout:g} s{each}",
                 self._name,
                 list(prompts),
                 "Raise the limit, or find out what the reward waits for.",

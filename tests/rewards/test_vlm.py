@@ -322,6 +322,14 @@ def test_questions_of_a_sample_count_as_their_mean(folder):
         assert alone.item() == pytest.approx(table[i, j].item(), abs=1e-5)
 
 
+def test_a_number_of_questions_gives_every_batch_the_same_names(folder):
+    four = score(VLMLikelihood(folder, per_question=4), pictures(1), PROMPTS[:1], CHECKS[1:])
+    assert list(four) == [f"question_{i}" for i in range(4)]
+    assert [value.isnan().item() for value in four.values()] == [False, True, True, True]
+    with pytest.raises(RewardError, match="a prompt has 3 questions, and per_question is 2"):
+        score(VLMLikelihood(folder, per_question=2), pictures(1), PROMPTS[:1], CHECKS[:1])
+
+
 def test_the_template_takes_prompts_as_they_are(folder):
     reward = VLMLikelihood(folder, template="Is {prompt} in this {medium}? {x}")
     ((question,),) = reward.questions(pictures(1), ["a {medium} of {prompt}"], [{}])

@@ -13,8 +13,9 @@ from genrl.diffusion import FlowSDE, Sampler, Schedule
 from genrl.prompts import Prompt
 from genrl.report import write_report
 from genrl.report.prompts import prompt_histories
-from genrl.rewards import Compose, Gate
+from genrl.rewards import Compose, Gate, RewardError
 from genrl.training import Loop
+from genrl.training.errors import SetupError
 from genrl.training.evaluation import (
     ROWS_PER_PROMPT,
     SampleSet,
@@ -100,6 +101,59 @@ def test_measured_values_have_the_names_of_rewards_and_gauges():
     assert found["reward"] == found["bright"] and found["judge"] == pytest.approx(1 - float(samples.media.mean()))
     assert found["count_n"] == 20 and found["count_other"] == 1
     assert found["stats/brightness"] == pytest.approx(float(samples.media.mean()), abs=1e-6)
+
+
+class Brightness:
+    range = (0.0, 1.0)
+
+    def __call__(self, media, prompts, metadata):
+        return media.flatten(1).mean(1)
+
+
+class Both:
+    """Two numbers at once."""
+
+    range = (0.0, 1.0)
+
+    def __call__(self, media, prompts, metadata):
+        mean = media.flatten(1).mean(1)
+        return {"light": mean, "dark": 1 - mean}
+
+
+def test_every_number_of_a_gauge_has_its_own_name():
+    """Whether the gauge returns them itself or composes others."""
+    samples = draw()
+    mean = float(samples.media.mean())
+    for gauge in (Both(), Compose({"light": Brightness(), "dark": toy.Darkness()})):
+        found = measure(samples, toy.HalfBrightness(), {"views": gauge})
+        assert found["views/light"] == pytest.approx(mean) and found["views/dark"] == pytest.approx(1 - mean)
+        assert "views" not in found and found["views/dark_low"] < found["views/dark"] < found["views/dark_high"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "gauges", "message"),
+    [
+        ({"reward": toy.Darkness(), "b": toy.Darkness()}, {}, "named 'reward'"),
+        ({"total": toy.Darkness(), "b": toy.Darkness()}, {}, "named 'total'"),
+        ({"stats": Both()}, {}, "named 'stats'"),
+        ({"a": toy.Darkness()}, {"a": toy.Darkness()}, "'a' is the name of a reward"),
+        ({"a": toy.Darkness()}, {"reward": toy.Darkness()}, "'reward' is taken"),
+        ({"a": toy.Darkness()}, {"x/y": toy.Darkness()}, "'x/y' is taken, or has a '/'"),
+    ],
+)
+def test_names_that_would_hide_another_number_are_refused(tmp_path, rewards, gauges, message):
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=Compose(rewards), evaluation={"gauges": gauges})
+    with pytest.raises(SetupError, match=message):
+        loop.run()
+
+
+def test_a_reward_that_returns_other_names_for_another_batch_is_named():
+    def reward(media, prompts, metadata):
+        return {f"question_{i}": media.flatten(1).mean(1) for i in range(len(media))}
+
+    samples = SampleSet(torch.rand(5, 1, 2, 2), [Prompt("p", {})] * 5, 5)
+    with pytest.raises(RewardError, match="'reward/question_2' was returned for some batches and not for others"):
+        measure(samples, reward, {}, batch=3)
 
 
 # ---------------------------------------------------------------------------------------------------- pictures

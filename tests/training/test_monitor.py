@@ -9,7 +9,7 @@ import toy
 
 from genrl.algorithms import PolicyGradient
 from genrl.diffusion import FlowSDE, Sampler, Schedule
-from genrl.rewards import image_statistics
+from genrl.rewards import Compose, image_statistics
 from genrl.training.checkpoint import find_checkpoint, load_state
 from genrl.training.monitor import Monitor
 
@@ -51,6 +51,24 @@ def test_distances_intervals_and_bookkeeping_are_not_judges():
     names = ("spread_nn", "spread_rec", "judge_low", "judge_high", "weight_change", "uses_ema")
     monitor.after_evaluation(0, values(0.5, judge=0.8, **dict.fromkeys(names, 0.8)))
     assert monitor.after_evaluation(1, values(0.9, judge=0.8, **dict.fromkeys(names, 0.1)))[1] == []
+
+
+def test_a_reward_that_is_trained_to_fall_may_fall():
+    """A weight below 0; `bytes` here, while `judge` goes on being watched."""
+    monitor = Monitor(margin=0.05)
+    monitor.after_evaluation(0, values(0.5, judge=0.8, bytes=9.0), {"eval/bytes"})
+    assert monitor.after_evaluation(1, values(0.9, judge=0.8, bytes=1.0), {"eval/bytes"})[1] == []
+    assert "judge" in monitor.after_evaluation(2, values(0.9, judge=0.1, bytes=1.0), {"eval/bytes"})[1][0]
+
+
+def test_a_run_with_a_negative_weight_is_not_taken_for_hacked(tmp_path):
+    reward = Compose({"dark": toy.Darkness()}, {"dark": -1.0})
+    evaluation = {"every": 1, "drift_margin": 100.0}
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=reward, trainer={"iterations": 4, "learning_rate": 0.05},
+                  evaluation=evaluation).run()  # fmt: skip
+    rows = toy.rows(tmp_path, "eval")
+    assert rows[-1]["eval/dark"] < rows[0]["eval/dark"] - 0.05  # as it should
+    assert not [row for row in toy.rows(tmp_path, "event") if "eval/dark" in row["message"] or " dark " in row["message"]]
 
 
 def test_a_judge_within_its_noise_or_while_the_reward_has_not_clearly_risen_is_silent():

@@ -69,3 +69,13 @@ def test_an_interrupt_inside_a_reward_reaches_the_caller():
 
     with pytest.raises(KeyboardInterrupt):
         wait_for(reward)
+
+
+def test_work_on_several_batches_has_the_limit_of_all_of_them():
+    worker = RewardWorker(toy.HalfBrightness(), 0.2)
+    try:
+        assert worker.run(lambda: time.sleep(0.5) or 3, TEXTS, batches=20) == 3
+        with pytest.raises(RewardError, match=r"reward_timeout = 0.2 s for each of 2 batches"):
+            worker.run(lambda: time.sleep(1), TEXTS, batches=2)
+    finally:
+        worker.close()
