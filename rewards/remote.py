@@ -2,8 +2,9 @@
 
 A request is one safetensors file: the tensor `media`, and under the metadata key `request` the JSON object
 `{"prompts": [...], "metadata": [...]}`. It is read without executing anything, in any language. The answer is JSON:
-`{"scores": [...]}` or `{"scores": {name: [...]}}`, null for NaN; or `{"error": "..."}` with status 4xx (the request is
-wrong, and is not sent again) or 5xx (the server is in trouble).
+`{"scores": [...]}` or `{"scores": {name: [...]}}`, null for NaN, and `"weights": {name: number}` of names that do not
+count once each; or `{"error": "..."}` with status 4xx (the request is wrong, and is not sent again) or 5xx (the server
+is in trouble).
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class RemoteReward:
         self._prepared = False
         self._most_bytes = math.inf
         self._names: list[str] | None = None
+        self._weights: dict[str, float] = {}  # of several scores, as the server says
+
+    def entry_weight(self, inner: str) -> float:
+        """The weight that the reward there gives one of its scores, such as 0 for what is only logged."""
+        return self._weights.get(inner, 1.0)
 
     def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
         """Ask the server for the name and the range of its reward, once it is up.
@@ -157,6 +163,7 @@ class RemoteReward:
             attempts += 1
             try:
                 answer = self._read(self._exchange("POST", "/score", body), "/score", attempts)
+                self._weights = self._checked_weights(answer.get("weights"), attempts)
                 return self._checked(answer.get("scores"), len(prompts), attempts)
             except _Trouble as trouble:
                 if attempts > self.retries:
@@ -223,6 +230,12 @@ class RemoteReward:
     def _wrong(self, path: str, attempts: int, problem: str) -> RemoteRewardError:
         text = f"the answer of reward server {self.url}{path} {problem}. Is it `genrl serve-reward`, of this version?"
         return RemoteRewardError(text, self.url, attempts, 200)
+
+    def _checked_weights(self, weights: Any, attempts: int) -> dict[str, float]:
+        given = {} if weights is None else weights
+        if not isinstance(given, dict) or not all(type(w) in (int, float) and math.isfinite(w) for w in given.values()):
+            raise self._wrong("/score", attempts, f"has the weights {given!r}, which are no finite numbers by name")
+        return given
 
     def _checked(self, scores: Any, count: int, attempts: int) -> Any:
         """[count] floats or name -> [count] floats, with the same names as before."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .base import UNBOUNDED, Reward, RewardError, reward_name, score
+from .compose import Compose
 from .remote import decode_request
 
 PATIENCE = 60.0  # seconds for which a connection may stand still while a request is read
@@ -77,6 +78,7 @@ class RewardServer:
 
     Raises:
         OSError: the port is taken, or the address is not of this machine.
+        ValueError: the reward has caps or gates, which act where advantages are made.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class RewardServer:
         max_megabytes: float = 1024.0,
         log: Callable[[str], None] | None = None,
     ) -> None:
+        _refuse_caps_and_gates(reward)
         self.reward, self.device = reward, torch.device(device)
         self.max_bytes, self.log = int(max_megabytes * 1e6), log or (lambda line: None)
         self._one_at_a_time = threading.Lock()
@@ -150,8 +153,8 @@ class RewardServer:
         bounds = [float(b) if math.isfinite(b) else None for b in getattr(self.reward, "range", UNBOUNDED)]
         return {"status": "ok", "reward": reward_name(self.reward), "range": bounds, "max_bytes": self.max_bytes}
 
-    def scores(self, body: bytes, wanted: Callable[[], bool]) -> Any:
-        """The value of the key `scores` for the body of a request; None if nobody waits for it any more.
+    def scores(self, body: bytes, wanted: Callable[[], bool]) -> dict[str, Any] | None:
+        """The answer to the body of a request: scores and weights; None if nobody waits for it any more.
 
         Raises:
             ValueError: the body is malformed.
@@ -164,7 +167,11 @@ class RewardServer:
                 return None
             named = score(watched, media.to(self.device), prompts, metadata)
         lists = {name: [None if math.isnan(v) else v for v in values.tolist()] for name, values in named.items()}
-        return lists if watched.returned_dict else next(iter(lists.values()))
+        if not watched.returned_dict:
+            return {"scores": next(iter(lists.values()))}
+        weigh = self.reward.weight if isinstance(self.reward, Compose) else getattr(self.reward, "entry_weight", None)
+        weights = {name: float(weigh(name)) for name in lists} if weigh else {}
+        return {"scores": lists, "weights": {name: weight for name, weight in weights.items() if weight != 1}}
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         """The current GPU belongs to a thread, and a new one has the first."""
@@ -181,6 +188,15 @@ class RewardServer:
             with self._idle:
                 self._active -= 1
                 self._idle.notify_all()
+
+
+def _refuse_caps_and_gates(reward: Any) -> None:
+    for part in [reward, *reward.rewards.values()] if isinstance(reward, Compose) else []:
+        if isinstance(part, Compose) and (part.caps or part.gates):
+            raise ValueError(
+                "the reward to serve has caps or gates, which act where advantages are made and would be lost; move "
+                "them to the Compose of the run, under the names NAME/reward"
+            )
 
 
 class _Watched:
@@ -237,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(500, {"error": f"{type(error).__name__}: {error}"})
             else:
                 if scores is not None:
-                    self._answer(200, {"scores": scores})
+                    self._answer(200, scores)
             owner.log(f"{self.client_address[0]} {len(body) / 1e6:.1f} MB in {time.monotonic() - started:.2f} s")
 
     def _body(self) -> bytes | None:

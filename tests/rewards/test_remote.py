@@ -19,7 +19,16 @@ import yaml
 
 from genrl.cli import main
 from genrl.config import load_settings
-from genrl.rewards import Compose, JPEGCompressibility, RemoteReward, RemoteRewardError, RewardError, score
+from genrl.rewards import (
+    Compose,
+    Conjunction,
+    Gate,
+    JPEGCompressibility,
+    RemoteReward,
+    RemoteRewardError,
+    RewardError,
+    score,
+)
 from genrl.rewards.remote import decode_request, encode_request
 from genrl.rewards.server import RewardServer, ServeSettings
 
@@ -85,6 +94,26 @@ def test_the_client_takes_name_and_range_of_the_server():
         assert remote.name == "jpeg_compressibility" and remote.range == (-torch.inf, 0.0)
         composed = Compose({"size": quick(server.url), "bright": Brightness()})
         assert set(score(composed, media(), PROMPTS)) == {"size", "bright"}
+
+
+def test_what_is_trained_on_is_the_same_as_without_the_server():
+    """A group's criteria and entries of weight 0 are logged only; else they would be summed up with the score."""
+    group = Conjunction({"a": Brightness(), "b": Brightness()}, {"a": 0.4, "b": 0.6})
+    for reward in (group, Compose({"a": Brightness(), "b": Brightness(), "c": group}, {"a": 2.0, "b": 0.0}), both):
+        with RewardServer(reward, port=0) as server:
+            local, remote = Compose({"it": reward}), Compose({"it": quick(server.url)})
+            raw = score(remote, media(), PROMPTS, METADATA)
+            assert remote.for_advantage(raw)[1] == local.for_advantage(score(local, media(), PROMPTS, METADATA))[1]
+            own = Compose({"it": quick(server.url)}, {f"it/{name}": 0.5 for name in (n.split("/", 1)[1] for n in raw)})
+            assert set(own.for_advantage(score(own, media(), PROMPTS, METADATA))[1].values()) == {0.5}
+
+
+def test_caps_and_gates_are_not_served():
+    parts = {"a": Brightness(), "b": Brightness()}
+    for settings in ({"caps": {"a": 1.0}}, {"gates": {"a": Gate("b", at_least=0.5)}}):
+        for reward in (Compose(parts, **settings), Compose({"inner": Compose(parts, **settings)})):
+            with pytest.raises(ValueError, match=r"has caps or gates.*move them to the Compose of the run"):
+                RewardServer(reward, port=0)
 
 
 @pytest.mark.parametrize(("encoding", "error"), [("float32", 0.0), ("float16", 2.5e-4), ("uint8", 0.5 / 255 + 1e-7)])
@@ -248,6 +277,8 @@ def test_an_answer_that_drips_is_no_answer():
         ({"scores": {}}, "scores"),
         (b"<html>", "no JSON object"),
         ([0.1, 0.2, 0.3], "no JSON object"),
+        ({"scores": {"a": [1, 2, 3]}, "weights": {"a": None}}, "no finite numbers by name"),
+        ({"scores": {"a": [1, 2, 3]}, "weights": [0]}, "no finite numbers by name"),
     ],
 )
 def test_answers_that_are_no_scores_are_errors(content, problem):
