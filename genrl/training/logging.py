@@ -113,9 +113,12 @@ class RunWriter:
         self._file = path.open("a", encoding="utf-8")
         self._prompts = run_dir / PROMPT_REWARDS
         rows = [] if keep_until is None else _records_until(self._prompts, keep_until, evaluate_again)
-        self._prompts.unlink(missing_ok=True)
-        if rows:
-            self._prompts.write_text("".join(rows), encoding="utf-8")
+        if not rows:
+            self._prompts.unlink(missing_ok=True)
+        else:
+            temporary = self._prompts.with_suffix(".tmp")
+            temporary.write_text("".join(rows), encoding="utf-8")
+            os.replace(temporary, self._prompts)  # a kill leaves the old file or the new one
             for record in map(json.loads, rows):
                 self._told.update((record["kind"], int(place)) for place in record.get("text", ()))
         if tensorboard:

@@ -22,6 +22,10 @@ _FREE = ("name", "run_dir", "evaluation", "trainer.iterations", "trainer.checkpo
          "trainer.preview_every", "trainer.tensorboard", "trainer.cpu_threads", "trainer.processes",
          "trainer.reward_timeout", "trainer.device", "trainer.collapse_fraction", "data.cache_dir",
          "data.workers")  # fmt: skip
+# Settings of parts that say where and in what portions something is computed, not what: a server that moved, a batch
+# that did not fit into memory. Changing one is told, and makes no other experiment.
+_MOVABLE = {"url", "timeout", "retries", "backoff", "wait", "headers", "batch_size", "device", "checkpointing",
+            "gradient_checkpointing", "offload_text_encoders", "vae_tiling", "vae_slicing", "prompt_cache"}  # fmt: skip
 
 
 def check_parts(generator: Any, prompts: Any) -> None:
@@ -109,7 +113,8 @@ def prepare_run_dir(run_dir: Path, config: dict[str, Any] | None, resume: str) -
             (run_dir / name).unlink(missing_ok=True)
     elif config is not None:
         changes = changed_settings(run_dir / "config.yaml", config)
-        other = [change for change in changes if change.split(":")[0].startswith(_IDENTITY)]
+        keys = {change: change.split(":")[0] for change in changes}
+        other = [c for c, key in keys.items() if key.startswith(_IDENTITY) and not _MOVABLE & set(key.split("."))]
         if other:
             raise ValueError(
                 f"{run_dir} holds a run of another experiment ({'; '.join(other[:3])}). Choose another run_dir, give "

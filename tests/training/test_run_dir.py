@@ -70,6 +70,26 @@ def test_a_run_of_another_experiment_is_not_continued(tmp_path):
     assert prepare_run_dir(tmp_path, {**old, "algorithm": steps}, "auto") == ["algorithm.steps: 4 -> 5"]
 
 
+def test_a_server_that_moved_and_a_batch_that_did_not_fit_are_no_other_experiment(tmp_path):
+    def config(url, batch, model="m", checkpointing=False):
+        remote = {"class_path": "genrl.rewards.RemoteReward", "init_args": {"url": url, "encoding": "uint8"}}
+        score = {"class_path": "genrl.rewards.CLIPScore", "init_args": {"model": model, "batch_size": batch}}
+        rewards = {"class_path": "genrl.rewards.Compose", "init_args": {"rewards": {"r": remote, "c": score}}}
+        generator = {"class_path": "G", "init_args": {"gradient_checkpointing": checkpointing}}
+        return {"seed": 0, "reward": rewards, "generator": generator}
+
+    (tmp_path / "config.yaml").write_text(str(config("http://a:1", 32)))
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "training_state.pt").write_bytes(b"")
+    assert prepare_run_dir(tmp_path, config("http://b:2", 8, checkpointing=True), "auto") == [
+        "generator.gradient_checkpointing: False -> True",
+        "reward.rewards.c.batch_size: 32 -> 8",
+        "reward.rewards.r.url: http://a:1 -> http://b:2",
+    ]
+    with pytest.raises(ValueError, match=r"another experiment .reward.rewards.c.model: m -> n"):
+        prepare_run_dir(tmp_path, config("http://b:2", 8, model="n"), "auto")
+
+
 def test_weight_decay_and_betas_of_a_resumed_run_are_those_that_it_was_given(tmp_path):
     toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"iterations": 1}).run()
     changed = {"iterations": 2, "weight_decay": 0.5, "betas": (0.5, 0.6)}
