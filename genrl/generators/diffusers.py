@@ -105,8 +105,7 @@ class DiffusersGenerator:
         """The arguments with a tiny pipeline of the same family and small sizes, to try a recipe with."""
         from genrl import tiny
 
-        family = tiny.family_of(str(arguments["model"]))
-        small = tiny.call_arguments(family)
+        small = tiny.call_arguments(family := tiny.family_of(str(arguments["model"])))
         own = {key: small.pop(key, None) for key in ("height", "width", "num_frames")}
         own |= {"load": None, "adapters": None, "attention_backend": None, "prompt_cache": "memory", "dtype": "float32"}
         own |= {"model": str(tiny.saved_pipeline(family)), "call": {**(arguments.get("call") or {}), **small}}
@@ -176,11 +175,9 @@ class DiffusersGenerator:
         self._network = self._module = Routed(denoisers, lambda: self.module)
         self._probe.compute_dtype = denoisers[trained[0]].dtype
         lora, base = self.lora is not None, config["reference"] == "base"
-        self.weights = PipelineWeights(self._network, base, lora, self._read_start)
+        self.weights = PipelineWeights(self._network, base, lora, self._read_start if self._on_disk else None)
 
     def _read_start(self) -> list[Tensor]:
-        if not self._on_disk:
-            raise RuntimeError("the weights have changed: enter reference() before the first update, or name a folder")
         fresh = _modules(self._load_pipeline())
         state = {f"{name}.{key}": p for name, part in fresh.items() for key, p in part.named_parameters()}
         return [state[name].float() for name in self.weights.named]
@@ -198,7 +195,6 @@ class DiffusersGenerator:
 
     @property
     def uses_part_of_weights(self) -> bool:
-        """Whether an evaluation uses one of several denoisers."""
         return len(list(self._network.children())) > 1
 
     def trainable(self) -> list[nn.Parameter]:

@@ -138,10 +138,10 @@ class PipelineWeights(NamedWeights):
         base: the reference is the network without any adapter; else it is the network as it is now.
         adapter: whether an adapter is trained, whose start is small enough to be kept from the beginning.
         read: gives the starting values of all trained parameters from where they came from, for a reference that is
-            first asked for when they have changed.
+            first asked for when they have changed; None where they cannot be read again.
     """
 
-    def __init__(self, network: nn.Module, base: bool, adapter: bool, read: Callable[[], list[Tensor]]):
+    def __init__(self, network: nn.Module, base: bool, adapter: bool, read: Callable[[], list[Tensor]] | None):
         super().__init__(network)
         self._network, self._base, self._read = network, base and adapter, read
         self._versions = self._read_versions()
@@ -156,6 +156,11 @@ class PipelineWeights(NamedWeights):
         if not self._base and self._start is None:
             start = WeightSet(self.parameters())
             if self._read_versions() != self._versions:
+                if self._read is None:
+                    raise RuntimeError(
+                        "the weights have changed, and a pipeline object cannot be read again; enter reference() "
+                        "before the first update, or give the pipeline as a folder or hub id"
+                    )
                 start.load_state_dict({"values": self._read()})
             self._start = start
         with without_adapters(self._network) if self._start is None else self._start.active(), torch.no_grad():

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from genrl.generators.prompt_cache import PromptCache, keep
 
-Draw = Callable[[tuple[int, ...]], Tensor]
 _OURS = ("prompt", "negative_prompt", "image", "latents", "generator", "num_inference_steps", "output_type")
 
 
@@ -38,7 +37,7 @@ class Rows:
 class Draws(TorchFunctionMode):
     """Inside, `torch.randn` gives what `draw` returns for a shape, or zeros: no global random state is touched."""
 
-    def __init__(self, draw: Draw | None):
+    def __init__(self, draw: Any):
         super().__init__()
         self.draw = draw
 
@@ -122,7 +121,7 @@ class Probe:
         self._run(rows, torch.empty(0, device=self.pipe._execution_device))
         return repr((rows.key, self.texts.shapes))
 
-    def initial_latents(self, rows: Rows, draw: Draw) -> Tensor:
+    def initial_latents(self, rows: Rows, draw: Any) -> Tensor:
         """The latents that the pipeline makes of its normal noise, float32."""
         self._run(rows, torch.empty(0, device=self.pipe._execution_device), draw=draw)
         return self._prepared.float()
@@ -145,7 +144,7 @@ class Probe:
         self._run(rows, None, num_inference_steps=steps)
         return self.scheduler.grid
 
-    def _run(self, rows: Rows, timesteps: Any, x: Any = None, draw: Draw | None = None, **more: Any) -> Any:
+    def _run(self, rows: Rows, timesteps: Any, x: Any = None, draw: Any = None, **more: Any) -> Any:
         arguments = {"num_inference_steps": 1, "output_type": "latent", **self.arguments, **more}
         arguments |= {"prompt": list(rows.prompts), "return_dict": False}
         if self.negative is not None:
@@ -154,7 +153,7 @@ class Probe:
             arguments["image"] = rows.image
         self.scheduler.given, self.scheduler.output = timesteps, None
         self._latents, self._draw, self._decodes = x, draw, "output_type" in more
-        self._image, self._count = (rows.key, len(rows.prompts)), 0
+        self._image, self._count = None if rows.image is None else (rows.key, len(rows.prompts)), 0
         self.texts.shapes.clear()
         kind, own, vae = type(self.pipe), vars(self.pipe), getattr(self.pipe, "vae", None)
         native = own["scheduler"]
@@ -177,8 +176,14 @@ class Probe:
 
     def _prepare(self, *args: Any, **kwargs: Any) -> Any:
         """`prepare_latents` of the pipeline with our noise, or with the given latents in the place of its own."""
-        with Draws(self._draw):
-            prepared = type(self.pipe).prepare_latents(self.pipe, *args, **kwargs)
+        key = (self._image, "latents")  # with an image, they come with its encoding and masks, which stay the same
+        if self._latents is None or key not in self._images:
+            with Draws(self._draw):
+                prepared = type(self.pipe).prepare_latents(self.pipe, *args, **kwargs)
+            if self._image is not None and self._latents is not None:
+                keep(self._images, key, (prepared, self._count))
+        else:
+            prepared, self._count = self._images[key]
         first, *rest = prepared if isinstance(prepared, (tuple, list)) else (prepared,)
         self._prepared = x = first
         if self._latents is not None:

@@ -63,8 +63,8 @@ def native(family, x1, steps=3, pipe=None, **call):
     """What diffusers makes of the same start, with the scheduler's first-order step."""
     pipe = pipe or DiffusionPipeline.from_pretrained(tiny.saved_pipeline(family))
     scheduler, _, _ = choose_path(pipe.scheduler)
-    first = {"solver_order": 1, "disable_corrector": list(range(steps))}
-    first = {key: value for key, value in first.items() if key in scheduler.config}
+    first = {"solver_order": 1, "disable_corrector": [*range(steps)]}
+    first = {key: first[key] for key in first.keys() & scheduler.config.keys()}
     pipe.scheduler = type(scheduler).from_config(scheduler.config, **first) if first else scheduler
     prepare = pipe.prepare_latents
 

@@ -6,7 +6,8 @@ from diffusers import DiffusionPipeline
 from pipelines import LORA, PROMPTS, change, encode, make, native, sample, shared
 
 from genrl import tiny
-from genrl.generators import DiffusersGenerator
+from genrl.generators import DiffusersGenerator, LoraSettings
+from genrl.generators.lora import add_adapter
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -34,6 +35,8 @@ def test_alpha_and_targets_are_what_was_asked_for(tmp_path):
         DiffusersGenerator.from_pretrained(tmp_path, lora={"rank": 3, "alpha": 3})
     with pytest.raises(ValueError, match=r"LoRA targets \['qkv'\] match no layer of transformer.*to_q"):
         make("sd3", lora={"rank": 2, "targets": ["qkv", "to_q"]})
+    with pytest.raises(ValueError, match="takes no LoRA adapters; lora=None trains all"):
+        add_adapter("prior", torch.nn.Linear(1, 1), LoraSettings(), 0)
 
 
 def test_adapters_that_change_nothing_are_refused(tmp_path):
