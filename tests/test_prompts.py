@@ -141,6 +141,20 @@ def test_images_of_json_lines_are_found_beside_the_file_and_are_on_one_side(tmp_
         JsonLines(records(tmp_path / "b.jsonl", [{"prompt": "x", "image": "none.png"}]))
 
 
+def test_images_of_one_name_in_different_folders_are_different_images(tmp_path):
+    """Scenes with a folder each; the list may also name images elsewhere, by any path."""
+    for place in ("list/a", "list/b", "other"):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / place / "first.png")
+    names = ["a/first.png", "b/first.png", str(tmp_path / "other" / "first.png")]
+    entries = [{"prompt": "move", "image": name} for name in names]
+    source = JsonLines(records(tmp_path / "list" / "x.jsonl", entries), held_out=1)
+    assert (len(source.train), len(source.held_out)) == (2, 1)
+    records(tmp_path / "list" / "metadata.jsonl", [{"prompt": "move", "file_name": name} for name in names])
+    folder = ImageFolder(str(tmp_path / "list"), held_out=1)
+    assert {p.metadata["image"] for p in folder.held_out} == {p.metadata["image"] for p in source.held_out}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

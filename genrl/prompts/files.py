@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,12 @@ class JsonLines:
         max_held_out: int | None = None,
     ) -> None:
         self.path, self.prompt, self.keys = path, prompt, keys
-        self.train, self.held_out = read_split(self._read, path, held_out, max_train, max_held_out, image_or_text)
+        self.train, self.held_out = read_split(self._read, path, held_out, max_train, max_held_out, self._side)
+
+    def _side(self, prompt: Prompt) -> str:
+        """What decides the side: the path of the image from the file's folder, so that no image is on both sides."""
+        image = prompt.metadata.get("image")
+        return place_in(Path(self.path).expanduser().parent, image) if isinstance(image, str) else prompt.text
 
     def _read(self, file: Path) -> list[Prompt]:
         return [self._entry(record, where, file.parent) for where, record in read_json_lines(file)]
@@ -150,6 +156,11 @@ def existing_image(folder: Path, name: str, where: str) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"{where} names the image {name!r}, but there is no file {path}")
     return str(path)
+
+
+def place_in(folder: Path, path: str) -> str:
+    """A path as seen from a folder: the same on every machine that has both."""
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def image_or_text(prompt: Prompt) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .base import Prompt
-from .files import existing_image, read_json_lines, read_lines
+from .files import existing_image, place_in, read_json_lines, read_lines
 from .split import split_prompts
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -51,7 +51,7 @@ class ImageFolder:
         self.train, self.held_out = split_prompts(found, held_out, max_train, max_held_out, path, self._place)
 
     def _place(self, prompt: Prompt) -> str:
-        return Path(prompt.metadata["image"]).relative_to(self.folder).as_posix()
+        return place_in(self.folder, prompt.metadata["image"])
 
     def _from_list(self, file: Path) -> list[Prompt]:
         found = []
