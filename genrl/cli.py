@@ -116,6 +116,7 @@ def _quieten_dependencies() -> None:
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning, SyntaxWarning):
         warnings.filterwarnings("ignore", category=category, module=packages)
     warnings.filterwarnings("ignore", message=".*pynvml package is deprecated.*")
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight.*")  # norms under autocast
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")

@@ -21,6 +21,7 @@ from genrl.generators.probe import Probe, Rows, check_pipeline
 from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
+from genrl.progress import loading
 
 CONFIG_FILE = "genrl.json"
 DENOISERS = ("transformer", "unet", "prior")  # beginnings of the names that diffusers gives to denoisers
@@ -115,7 +116,7 @@ class DiffusersGenerator:
         """Load the pipeline and freeze what is not trained; ValueError says which call or setting does not fit it."""
         self._device = torch.device(device)
         if self._module is None:
-            self._build(self._load_pipeline())
+            self._build(self._load_pipeline(progress))
         for part in _modules(self.pipe).values():
             if not (self._probe.texts.asleep and part in self._probe.texts.encoders):
                 part.to(self._device)
@@ -129,7 +130,7 @@ class DiffusersGenerator:
             self.latent_shape = tuple(self._probe.initial_latents(self._table[0][0], torch.zeros).shape[1:])
             self._probe.texts.move_encoders(asleep=True)
 
-    def _load_pipeline(self) -> Any:
+    def _load_pipeline(self, progress: bool = False) -> Any:
         if not self._on_disk:
             return self.model
         try:
@@ -140,7 +141,8 @@ class DiffusersGenerator:
         if self.lora is None:  # what is trained is read in full precision
             dtypes |= {name: torch.float32 for name in self.train or [f"{n}{i}" for n in DENOISERS for i in ("", "_2")]}
         key = "dtype" if hasattr(pipeline_utils, "_resolve_dtype") else "torch_dtype"  # its name before 0.4x
-        return DiffusionPipeline.from_pretrained(self.model, **{key: dtypes}, **self.load)
+        with loading(f"loading {self.model}", progress, "diffusers", "transformers"):
+            return DiffusionPipeline.from_pretrained(self.model, **{key: dtypes}, **self.load)
 
     def _build(self, pipe: Any) -> None:
         check_pipeline(pipe)
