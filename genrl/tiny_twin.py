@@ -7,6 +7,8 @@ worth nothing.
 from __future__ import annotations
 
 import inspect
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,9 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
                 if f"{section}.{name}" not in given and (name in arguments or name in own):
                     arguments[name] = size
     trainer = raw.get("trainer", {})
+    if "group_size" in trainer and "trainer.group_size" not in given:
+        world = int(os.environ.get("WORLD_SIZE", "1"))  # every process takes part in every minibatch
+        trainer["group_size"] = math.lcm(trainer["group_size"], world)
     if trainer.get("mixed_precision") == "fp16":  # there is no fp16 arithmetic for networks on a CPU
         trainer["mixed_precision"] = "bf16"
     return Config(raw, config.source)

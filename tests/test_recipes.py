@@ -46,3 +46,11 @@ def test_a_twin_keeps_what_the_command_line_sets():
     model = twin["generator"]["init_args"]["model"]
     assert Path(model, "model_index.json").is_file()
     assert config.raw["trainer"]["group_size"] > 2  # the recipe itself is left as it was
+
+
+def test_a_twin_has_samples_for_every_process(monkeypatch):
+    for world, expected in (("1", 2), ("2", 2), ("3", 6), ("8", 8)):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert tiny_twin(load_config(RECIPES[0]), []).raw["trainer"]["group_size"] == expected
+    given = tiny_twin(load_config(RECIPES[0], ["trainer.group_size=4"]), ["trainer.group_size"])
+    assert given.raw["trainer"]["group_size"] == 4
