@@ -21,6 +21,7 @@ from .motion import DynamicDegree, MotionSmoothness, displacement
 from .ocr import OCRReward
 from .preference import HPSv2, PickScore
 from .remote import RemoteReward, RemoteRewardError
+from .resized import Resized
 from .statistics import image_statistics
 from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
 from .vlm_model import VLMOptions
@@ -54,6 +55,7 @@ __all__ = [
     "PickScore",
     "RemoteReward",
     "RemoteRewardError",
+    "Resized",
     "Reward",
     "RewardError",
     "SetMetric",
