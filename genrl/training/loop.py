@@ -7,6 +7,7 @@ micro-batches and processes and makes sure that nothing is lost.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +235,29 @@ class Loop(Run):
         self.generator.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        return {"algorithm": self.algorithm.state_dict(), "monitor": self.monitor.state_dict()}
+        state = {"algorithm": self.algorithm.state_dict(), "monitor": self.monitor.state_dict()}
+        return {**state, "measured": self._measured_with()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
         self.monitor.load_state_dict(state["monitor"])
+        if state.get("measured", now := self._measured_with()) != now:
+            self.monitor.start_again()
+            self.notes.append("evaluations have other settings than before; alarms compare with the next evaluation")
+
+    def _measured_with(self) -> list[Any]:
+        """Settings under which numbers of two evaluations can be compared."""
+        settings = self.evaluation
+        return [settings.seed, settings.steps, settings.samples_per_prompt, self.algorithm.shift]
+
+    def dry_run(self) -> dict[str, Any]:
+        processes, self.trainer.processes = self.trainer.processes, None  # which need not be there now
+        try:
+            self.setup()
+            replace(self.layout, processes=processes or self.layout.processes, rank=0)  # refuses what does not divide
+        except ValueError as error:
+            raise SetupError(str(error)) from error
+        return dry_run_table(self, processes)
 
     def best_iteration(self) -> int:
         return self.monitor.best_iteration
@@ -259,8 +278,3 @@ class Loop(Run):
 
     def _release(self) -> None:
         self.worker.close()
-
-    def dry_run(self) -> dict[str, Any]:
-        processes, self.trainer.processes = self.trainer.processes, None  # which need not be there now
-        self.setup()
-        return dry_run_table(self, processes)

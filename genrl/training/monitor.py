@@ -104,9 +104,12 @@ class Monitor:
         if math.isnan(reward):
             unscored = "alarm: no held-out sample was scored (NaN), so there is no best checkpoint and no other alarm"
             messages.append(self._once("unscored", unscored))
-        if not self.first:
-            self.first = {k: v for k, v in values.items() if k.startswith("eval/") and isinstance(v, float)}
-            self.first["eval/reward"] = reward
+        # A number that was not there, or not scored, at first starts where it is first seen: a gauge that a resumed run
+        # has added.
+        self.first.setdefault("eval/reward", reward)
+        for name, value in values.items():
+            if name.startswith("eval/") and isinstance(value, float) and math.isnan(self.first.get(name, math.nan)):
+                self.first[name] = value
         start = self.first["eval/reward"]
         rose = reward - start > (self._noise(values, "eval/reward") if _scored(values, "eval/reward") else self.margin)
         while_rising = f"the reward rose from {start:.3f} to {reward:.3f} while" if rose else ""
@@ -125,6 +128,10 @@ class Monitor:
                 f"{self.best_reward:.3f} at iteration {self.best_iteration}; stopping"
             )
         return best, [m for m in messages if m], stop
+
+    def start_again(self) -> None:
+        """Compare with the next evaluation instead of the first: this run measures on other noise."""
+        self.first, self.peaks = {}, {}
 
     def _falls(self, values: Mapping[str, float], while_rising: str) -> list[str]:
         """Judges and diversity that fall while the reward rises."""

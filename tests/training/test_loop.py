@@ -10,6 +10,7 @@ from genrl.algorithms import ForwardProcess, PolicyGradient
 from genrl.diffusion import FixedWindow, RandomWindow
 from genrl.prompts import Prompt
 from genrl.training.checkpoint import find_checkpoint, load_state
+from genrl.training.errors import SetupError
 
 METHODS = {
     "all steps": lambda: PolicyGradient(steps=4),
@@ -92,6 +93,12 @@ def test_a_dry_run_trains_nothing_and_foretells_the_cost_and_size_of_a_real_run(
     per = real.algorithm.forwards_per_sample(group_size=4)
     assert counted == 16 * (per["sample"] + per["no_grad"] + 3 * per["train"])
     assert table["updates_per_iteration"] == real.updater.updates
+
+
+def test_a_dry_run_refuses_samples_that_do_not_split_over_the_processes_to_come(tmp_path):
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"processes": 3})
+    with pytest.raises(SetupError, match="does not split over 3 processes"):
+        loop.dry_run()
 
 
 @pytest.mark.parametrize("method", METHODS)

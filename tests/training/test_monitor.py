@@ -170,6 +170,27 @@ def test_a_drift_without_a_rising_reward_is_told_as_such():
     assert messages == ["alarm: stats/dark_share moved from 0.45 to 0.93 since the start"]
 
 
+def test_a_number_that_comes_later_or_was_not_scored_at_first_starts_where_it_is_first_seen():
+    monitor = Monitor(margin=0.05)
+    monitor.after_evaluation(0, values(math.nan, **{"stats/entropy": math.nan}))
+    monitor.after_evaluation(1, values(0.5, diversity_pairwise_distance=0.4, **{"stats/entropy": 3.0}))
+    messages = monitor.after_evaluation(2, values(0.8, diversity_pairwise_distance=0.1, **{"stats/entropy": 1.0}))[1]
+    assert len(messages) == 2 and "from 0.400 to 0.100" in messages[0] and "from 3 to 1" in messages[1]
+
+
+def test_a_run_that_goes_on_with_other_evaluations_compares_only_what_can_be_compared(tmp_path):
+    algorithm = PolicyGradient(steps=3)
+    evaluation = {"every": 1, "samples_per_prompt": 2}
+    toy.make_loop(tmp_path, algorithm, trainer={"iterations": 1}, evaluation=evaluation).run()
+    same = toy.make_loop(tmp_path, algorithm, trainer={"iterations": 2}, evaluation=evaluation)
+    same.run()
+    assert same.monitor.first["eval/reward"] == toy.rows(tmp_path, "eval")[0]["eval/reward"] and not same.notes
+    other = toy.make_loop(tmp_path, algorithm, trainer={"iterations": 3}, evaluation={**evaluation, "steps": 4})
+    other.run()
+    assert other.monitor.first["eval/reward"] == toy.rows(tmp_path, "eval")[-1]["eval/reward"]
+    assert any("alarms compare with the next evaluation" in row["message"] for row in toy.rows(tmp_path, "event"))
+
+
 def test_collapse_stops_only_when_asked_for():
     for fraction, stop in [(None, ""), (0.5, "collapsed")]:
         monitor = Monitor(0.05, fraction)
