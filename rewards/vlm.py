@@ -203,7 +203,8 @@ class VLMScore(_VLMReward):
     """The rating that a vision-language model gives, as an expectation over the numbers that it might say.
 
     sum_k k p(k), with p the model's probabilities of the answers `low` to `high`, normalised over these: [B] in
-    [low, high], larger is better. Unlike a rating that is read from generated text it is continuous and differentiable.
+    [low, high], larger is better. "1" does not count where the model goes on to "10". Unlike a rating that is read from
+    generated text it is continuous and differentiable.
 
     Args:
         model: hub id or folder. Models trained to rate, such as UnifiedReward's, want the question of their training.
@@ -240,6 +241,7 @@ class VLMScore(_VLMReward):
         numbers = range(self.low, self.high + 1)
         answers = [[str(number) for number in numbers]] * len(questions)
         logs = self.vlm.log_likelihoods(media, questions, answers, list(range(len(questions))))  # [B, K]
+        logs = ended(logs, [self.vlm.answer_ids(questions[0], answer, media) for answer in answers[0]])
         expected = logs.softmax(1) @ torch.tensor(numbers, dtype=logs.dtype, device=logs.device)
         return expected.to(media.device)
 
@@ -341,6 +343,30 @@ class VLMRegressionHead(_VLMReward):
         head = folder / f"head_{count}.safetensors"
         save_file({"weight": weight}, head)
         return changed | {"head": str(head), "reward_tokens": None}
+
+
+def ended(logs: Tensor, ids: Sequence[Sequence[int]]) -> Tensor:
+    """log p of answers that end, [B, K], from log p of answers that may go on: from "1" that of "10" is taken off.
+
+    Args:
+        logs: [B, K] log-likelihoods of K answers. ids: their tokens.
+    """
+    columns = []
+    for one, log in zip(ids, logs.unbind(1), strict=True):
+        longer = [j for j, other in enumerate(ids) if len(other) > len(one) and _starts(other, one)]
+        # "100" is a part of "10" already.
+        next_ones = [
+            j for j in longer if not any(len(ids[i]) < len(ids[j]) and _starts(ids[j], ids[i]) for i in longer)
+        ]
+        if next_ones:
+            share = (logs[:, next_ones].logsumexp(1) - log).exp().clamp(max=1 - 1e-6)  # at most 1 but for rounding
+            log = log + torch.log1p(-share)
+        columns.append(log)
+    return torch.stack(columns, dim=1)
+
+
+def _starts(whole: Sequence[int], start: Sequence[int]) -> bool:
+    return list(whole[: len(start)]) == list(start)
 
 
 def fill(template: str, media: Tensor, **fields: str) -> str:

@@ -17,6 +17,7 @@ from genrl.rewards import (
     check_reward,
     score,
 )
+from genrl.rewards.vlm import ended
 from genrl.rewards.vlm_model import VisionLanguageModel
 
 transformers = pytest.importorskip("transformers", reason="needs the extra rewards")
@@ -378,10 +379,27 @@ def test_score_is_the_expected_rating(folder, loaded, low, high):
     expected = []
     for image, prompt in zip(media, PROMPTS, strict=False):
         numbers = range(low, high + 1)
-        logs = torch.stack([by_hand(loaded, image, f"{prompt} {low}-{high}", str(n)) for n in numbers])
-        expected.append((logs.softmax(0) * torch.tensor(numbers)).sum())
+        chances = [by_hand(loaded, image, f"{prompt} {low}-{high}", str(n)).exp() for n in numbers]
+        if high == 12:  # "1" as an answer of its own is what does not go on to "10", "11" or "12"
+            chances[0] = chances[0] - sum(chances[9:])
+        p = torch.stack(chances)
+        expected.append((p / p.sum() * torch.tensor(numbers)).sum())
     assert torch.allclose(values(reward, media), torch.stack(expected), atol=1e-4)
     assert reward.range == (low, high)
+
+
+def test_a_certain_ten_is_a_ten_and_no_one():
+    """p("1") is 1, too, for a model that says "10" in two tokens; with "100" in three."""
+    digits = [[int(d) for d in str(n)] for n in range(1, 11)]
+    logs = torch.full((2, 10), -20.0)
+    logs[0, [0, 9]] = 0.0  # always 10
+    logs[1, 0], logs[1, 9] = 0.0, torch.tensor(0.25).log()  # 1, and a quarter of the time 10
+    p = ended(logs, digits).softmax(1)
+    assert torch.allclose(p[:, [0, 9]], torch.tensor([[0.0, 1.0], [0.75, 0.25]]), atol=1e-5)
+    chain = ended(torch.tensor([[0.9, 0.5, 0.2]]).log(), [[1], [1, 0], [1, 0, 0]]).exp()
+    assert torch.allclose(chain, torch.tensor([[0.4, 0.3, 0.2]]))
+    alone = torch.tensor([[0.5, 0.5]]).log()
+    assert torch.equal(ended(alone, [[1], [10]]), alone)  # a vocabulary with a token for "10"
 
 
 def test_score_is_differentiable_and_stays_on_its_scale(folder):
