@@ -13,6 +13,7 @@ import http.client
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -106,9 +107,14 @@ class RemoteReward:
 
         Raises:
             RemoteRewardError: it did not answer within `wait` seconds, or is no reward server.
+            ValueError: a header takes an environment variable that is not set.
         """
         if self._prepared:
             return
+        for name, value in self.headers.items():
+            for variable in re.findall(r"\$\{?(\w+)", value):
+                if variable not in os.environ:
+                    raise ValueError(f"header {name!r} takes ${variable}, which is not set; export {variable}=...")
         until, attempts = time.monotonic() + self.wait, 0
         while True:
             attempts += 1

@@ -326,6 +326,15 @@ def test_headers_are_sent_and_take_keys_from_the_environment(monkeypatch):
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
 
 
+def test_a_key_that_is_not_in_the_environment_is_named(monkeypatch):
+    """Else the server would be sent the name itself, and refuse it without saying why."""
+    monkeypatch.delenv("REWARD_KEY", raising=False)
+    with Scripted((200, {"scores": [1, 2, 3]})) as server:
+        with pytest.raises(ValueError, match=r"'Authorization' takes \$REWARD_KEY, which is not set"):
+            quick(server.url, headers={"Authorization": "Bearer ${REWARD_KEY}"}).prepare()
+        assert server.requests == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
