@@ -127,7 +127,10 @@ def measure(
     counted = [name for name in raw if compose.weight(name) != 0]
     if counted:
         plain = len(counted) == 1 and compose.weight(counted[0]) == 1
-        result |= interval("reward", total_reward(compose, raw), compose.range_of(counted[0]) if plain else None)
+        total = total_reward(compose, raw)
+        result |= interval("reward", total, compose.range_of(counted[0]) if plain else None)
+        if share := float(torch.isnan(total).double().mean()):
+            result["stats/unscored_share"] = share
     for name, value in raw.items():
         result |= interval(name, value, compose.range_of(name))
     if not any(hasattr(gauge, "measure") for gauge in gauges.values()):  # diversity is always watched

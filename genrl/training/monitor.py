@@ -104,6 +104,9 @@ class Monitor:
         if math.isnan(reward):
             unscored = "alarm: no held-out sample was scored (NaN), so there is no best checkpoint and no other alarm"
             messages.append(self._once("unscored", unscored))
+        elif share := values.get("eval/stats/unscored_share", 0.0):
+            means = f"{share:.0%} of the held-out samples were not scored (NaN); eval/reward is the mean of the others"
+            messages.append(self._once("partly unscored", means))
         # A number that was not there, or not scored, at first starts where it is first seen: a gauge that a resumed run
         # has added.
         self.first.setdefault("eval/reward", reward)

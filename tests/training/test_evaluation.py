@@ -147,6 +147,21 @@ def test_names_that_would_hide_another_number_are_refused(tmp_path, rewards, gau
         loop.run()
 
 
+def test_samples_that_were_not_scored_are_counted(tmp_path):
+    class Half:
+        name = "half"
+
+        def __call__(self, media, prompts, metadata):
+            values = media.flatten(1).mean(1)
+            return torch.where(torch.arange(len(values)) % 2 == 0, values, torch.nan)
+
+    assert measure(draw(), Half(), {})["stats/unscored_share"] == 0.5
+    assert "stats/unscored_share" not in measure(draw(), toy.HalfBrightness(), {})
+    toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=Half(), trainer={"iterations": 1}).run()
+    told = [row["message"] for row in toy.rows(tmp_path, "event")]
+    assert sum("50% of the held-out samples were not scored" in message for message in told) == 1
+
+
 def test_a_reward_that_returns_other_names_for_another_batch_is_named():
     def reward(media, prompts, metadata):
         return {f"question_{i}": media.flatten(1).mean(1) for i in range(len(media))}
