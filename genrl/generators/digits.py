@@ -170,9 +170,7 @@ class DigitPrompts:
         ValueError: for a template without a placeholder, or one that is both trained on and held out.
     """
 
-    def __init__(
-        self, train_templates: Sequence[str] | None = None, held_out_templates: Sequence[str] | None = None
-    ):
+    def __init__(self, train_templates: Sequence[str] | None = None, held_out_templates: Sequence[str] | None = None):
         train = tuple(TRAIN_TEMPLATES if train_templates is None else train_templates)
         held_out = tuple(HELD_OUT_TEMPLATES if held_out_templates is None else held_out_templates)
         shared = sorted(set(train) & set(held_out))
