@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "preview_every": 0,
         "processes": None,
     },
-    "evaluation": {"every": 0, "samples_per_prompt": 1, "steps": 2},
+    "evaluation": {"every": 0, "samples_per_prompt": 2, "steps": 2},
     "algorithm": {"minibatches": 2, "micro_batch": 1, "keep_per_group": None},
     "prompts": {"max_train": 4, "max_held_out": 2},
 }

@@ -177,8 +177,9 @@ def make_accelerator(settings: RunSettings) -> Any:
         raise SetupError("trainer.mixed_precision = fp16 needs a CUDA device; use bf16 or no")
     if settings.device == "cuda" and not cuda:
         raise SetupError("trainer.device = cuda, but torch sees no CUDA device; use auto or cpu")
-    # Other processes wait for the slowest reward, and for the one that trains a base.
-    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=max(3600.0, 2 * settings.reward_timeout)))
+    # Other processes wait while one trains a base, or scores a whole evaluation, which has a limit for each batch. A
+    # process that is gone is noticed by the launcher, which ends them all.
+    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=max(86_400.0, 2 * settings.reward_timeout)))
     with _without_plugins():
         accelerator = Accelerator(
             mixed_precision=settings.mixed_precision,
