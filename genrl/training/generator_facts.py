@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from genrl.diffusion import RowNoise
+from genrl.diffusion import RowNoise, Sampler
 from genrl.generators.base import encode_prompts
 from genrl.training.memory import backward_peak
 from genrl.training.processes import plan
@@ -29,6 +29,24 @@ def describe(loop: Loop) -> dict[str, Any]:
         "sizes": sizes(loop),
         "preview_prompts": [p.text for p in loop.prompts.held_out[:10]],
     }
+
+
+def remaining_noise(sampler: Sampler, seed: int) -> list[str]:
+    """A note on stochastic steps after which far more noise is left than the path has there.
+
+    It then stays in the samples that are rewarded. Grids of pipelines end close to 0 before they end at 0.
+    """
+    steps = [sampler.step(k, True) for k in sampler.steps(0, seed)]
+    there = [float(sampler.path.beta(torch.tensor(step.t_next, dtype=torch.float64))) for step in steps]
+    worst = max(zip(steps, there, strict=True), key=lambda pair: pair[0].s / pair[1], default=None)
+    if worst is None or worst[0].s <= 5 * worst[1]:
+        return []
+    step, least = worst
+    return [
+        f"step {step.index} adds noise of {step.s:.2g} and ends at t = {step.t_next:.2g}, where the path has "
+        f"{least:.2g}: it stays in the samples of training; leave that step out, for example by a FixedWindow of size "
+        f"{step.index}"
+    ]
 
 
 def gauge_references(gauges: dict[str, Any]) -> dict[str, float]:

@@ -29,7 +29,7 @@ from genrl.training.evaluation import (
     sample_set,
     score_samples,
 )
-from genrl.training.generator_facts import describe, dry_run_table, gauge_references
+from genrl.training.generator_facts import describe, dry_run_table, gauge_references, remaining_noise
 from genrl.training.monitor import Monitor
 from genrl.training.run import Run
 from genrl.training.run_dir import check_parts
@@ -111,6 +111,7 @@ class Loop(Run):
                     part.prepare(self.device, progress=main)
         try:
             self.algorithm.configure(self.generator)
+            self.notes += remaining_noise(self.algorithm.train_sampler(), self.seed)
             self._read_prompts(main)
         except ValueError as error:
             raise SetupError(str(error)) from error

@@ -168,8 +168,12 @@ def make_accelerator(settings: RunSettings) -> Any:
         SetupError: for a device or precision that is not there, or another number of processes than was asked for.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.state import AcceleratorState
 
     plan(settings)
+    if not torch.distributed.is_initialized():
+        # accelerate keeps precision and device for the whole process; an earlier run in it may have had others.
+        AcceleratorState._reset_state(reset_partial_state=True)
     if settings.cpu_threads is not None:
         torch.set_num_threads(settings.cpu_threads)
     cuda = torch.cuda.is_available()

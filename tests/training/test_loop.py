@@ -7,10 +7,11 @@ import torch
 import toy
 
 from genrl.algorithms import ForwardProcess, PolicyGradient
-from genrl.diffusion import FixedWindow, RandomWindow
+from genrl.diffusion import FixedWindow, FlowSDE, RandomWindow, Sampler, Schedule
 from genrl.prompts import Prompt
 from genrl.training.checkpoint import find_checkpoint, load_state
 from genrl.training.errors import SetupError
+from genrl.training.generator_facts import remaining_noise
 
 METHODS = {
     "all steps": lambda: PolicyGradient(steps=4),
@@ -277,14 +278,18 @@ def test_samples_above_a_cap_are_equal_to_the_advantage(tmp_path):
 
 
 def test_bfloat16_keeps_float32_weights_and_ratios(tmp_path):
-    pytest.importorskip("accelerate")
-    from accelerate.state import AcceleratorState
+    toy.make_loop(tmp_path / "before", PolicyGradient(steps=4), trainer={"iterations": 1}).run()  # in another precision
+    loop = toy.make_loop(tmp_path, PolicyGradient(steps=4), trainer={"mixed_precision": "bf16", "iterations": 2})
+    loop.run()
+    assert toy.weights(loop).dtype == torch.float32
+    assert toy.rows(tmp_path, "train")[0]["ratio/first_step_gap"] == 0
 
-    AcceleratorState._reset_state()
-    try:
-        loop = toy.make_loop(tmp_path, PolicyGradient(steps=4), trainer={"mixed_precision": "bf16", "iterations": 2})
-        loop.run()
-        assert toy.weights(loop).dtype == torch.float32
-        assert toy.rows(tmp_path, "train")[0]["ratio/first_step_gap"] == 0
-    finally:
-        AcceleratorState._reset_state()
+
+def test_noise_that_a_step_leaves_in_the_samples_is_noted():
+    grid = torch.tensor([1.0, 0.6, 0.3, 0.003, 0.0])  # as pipelines have it
+    noisy = Sampler(FlowSDE(), Schedule(grid))
+    (note,) = remaining_noise(noisy, seed=0)
+    s = 0.7 * (0.3 * 0.297 / 0.7) ** 0.5
+    assert f"step 2 adds noise of {s:.2g} and ends at t = 0.003, where the path has 0.003" in note
+    assert remaining_noise(Sampler(FlowSDE(), Schedule(grid), FixedWindow(0, 2)), seed=0) == []
+    assert remaining_noise(Sampler(FlowSDE(), Schedule.uniform(10)), seed=0) == []
