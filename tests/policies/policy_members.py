@@ -118,7 +118,10 @@ MEMBERS = [
         },
     ),
     *(Member(variant, ConsistencyPolicy, {"variant": variant}) for variant in ("ct", "ict", "slct")),
-    *(Member(variant, ConsistencyPolicy, {"variant": variant}, tolerance=0.2) for variant in ("ect", "sct")),
+    *(
+        Member(variant, ConsistencyPolicy, {"variant": variant}, learning_rate=4e-3, tolerance=0.2)
+        for variant in ("ect", "sct")
+    ),
     Member("ct-two-steps", ConsistencyPolicy, {"variant": "ct", "steps": 2}),
     Member("flow-map", ConsistencyPolicy, {"variant": "flow_map"}),
     Member(
