@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from .encoders import Dtype, Encoder, LoadedModel, check_frame_stride, frame_features, prompt_cosines
+from .encoders import Dtype, Encoder, LoadedModel, PromptCosine, check_frame_stride, frame_features
 from .pretrained import check_open_clip, is_open_clip, load_open_clip, load_transformers
 
 OPENAI_CLIP = "openai/clip-vit-large-patch14"
 
 
-class CLIPScore:
+class CLIPScore(PromptCosine):
     """Cosine of image and prompt features of a CLIP-like model of transformers; higher is a better fit.
 
     Range -scale to scale. Real pictures with fitting captions read about .2 to .35, unrelated ones .05 to .2. Saturates
@@ -39,7 +38,6 @@ class CLIPScore:
         dtype: of the weights.
     """
 
-    differentiable = True
     name = "clip_score"
 
     def __init__(
@@ -55,10 +53,7 @@ class CLIPScore:
         def load() -> LoadedModel:
             return load_transformers("CLIPScore", model, processor)
 
-        self.encoder = Encoder(load, "CLIPScore", batch_size, dtype)
-        self.scale, self.clamp = check_scale("CLIPScore", scale), clamp
-        self.frame_stride = check_frame_stride("CLIPScore", frame_stride)
-        self.range = (0.0 if clamp else -self.scale, self.scale)
+        super().__init__(load, "CLIPScore", scale, frame_stride, batch_size, dtype, clamp)
 
     @classmethod
     def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -67,17 +62,8 @@ class CLIPScore:
 
         return {**arguments, "model": str(saved_clip(folder / "clip")), "processor": None}
 
-    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
-        """Load the model to `device`."""
-        self.encoder.prepare(device, progress)
 
-    def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
-        """[B] scaled cosine."""
-        cosines = prompt_cosines(self.encoder, media, prompts, self.frame_stride)  # [B, F]
-        return self.scale * (cosines.clamp(min=0) if self.clamp else cosines).mean(dim=1)
-
-
-class OpenCLIPScore:
+class OpenCLIPScore(PromptCosine):
     """Cosine of image and prompt features of a model of open_clip; higher is a better fit. See `CLIPScore`.
 
     Range -scale to scale. Prompts are cut to the model's context length (mostly 77 tokens), with one warning. A video
@@ -97,7 +83,6 @@ class OpenCLIPScore:
             ("openai" weights need "ViT-L-14-quickgelu").
     """
 
-    differentiable = True
     name = "open_clip_score"
 
     def __init__(
@@ -116,10 +101,7 @@ class OpenCLIPScore:
         def load() -> LoadedModel:
             return load_open_clip("OpenCLIPScore", model, pretrained, preprocess=preprocess)
 
-        self.encoder = Encoder(load, "OpenCLIPScore", batch_size, dtype)
-        self.scale, self.clamp = check_scale("OpenCLIPScore", scale), clamp
-        self.frame_stride = check_frame_stride("OpenCLIPScore", frame_stride)
-        self.range = (0.0 if clamp else -self.scale, self.scale)
+        super().__init__(load, "OpenCLIPScore", scale, frame_stride, batch_size, dtype, clamp)
 
     @classmethod
     def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -128,15 +110,6 @@ class OpenCLIPScore:
 
         model, _ = saved_open_clip(folder / "open_clip")
         return {**arguments, "model": model, "pretrained": None, "preprocess": None}
-
-    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
-        """Load the model to `device`."""
-        self.encoder.prepare(device, progress)
-
-    def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
-        """[B] scaled cosine."""
-        cosines = prompt_cosines(self.encoder, media, prompts, self.frame_stride)  # [B, F]
-        return self.scale * (cosines.clamp(min=0) if self.clamp else cosines).mean(dim=1)
 
 
 class CLIPFrames:
@@ -201,10 +174,3 @@ class CLIPFrames:
             "alignment": (frames * texts[:, None]).sum(dim=-1).mean(dim=1),
             "consistency": (frames[:, 1:] * frames[:, :-1]).sum(dim=-1).mean(dim=1),
         }
-
-
-def check_scale(owner: str, scale: float) -> float:
-    """`scale`, or ValueError if it is not a positive number."""
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"{owner}: scale is {scale}; give a positive number. To reward the opposite, negate a weight.")
-    return float(scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections import OrderedDict
@@ -159,6 +160,50 @@ def prompt_cosines(encoder: Encoder, media: Tensor, prompts: Sequence[str], fram
     images = frame_features(encoder, media, frame_stride)  # [B, F', D]
     texts = encoder.texts(prompts).to(images.device)  # [B, D]
     return (images * texts[:, None]).sum(dim=-1)
+
+
+def check_scale(owner: str, scale: float) -> float:
+    """`scale`, or ValueError if it is not a positive number."""
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"{owner}: scale is {scale}; give a positive number. To reward the opposite, negate a weight.")
+    return float(scale)
+
+
+class PromptCosine:
+    """A reward that is a multiple of the cosine of media and prompt, averaged over frames.
+
+    Args:
+        load: makes the model. owner: name of the reward, for messages.
+        scale: factor of the cosine.
+        frame_stride, batch_size, dtype: see `CLIPScore`.
+        clamp: negative cosines count as 0.
+    """
+
+    differentiable = True
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        owner: str,
+        scale: float,
+        frame_stride: int,
+        batch_size: int,
+        dtype: Dtype,
+        clamp: bool = False,
+    ) -> None:
+        self.encoder = Encoder(load, owner, batch_size, dtype)
+        self.scale, self.clamp = check_scale(owner, scale), clamp
+        self.frame_stride = check_frame_stride(owner, frame_stride)
+        self.range = (0.0 if clamp else -self.scale, self.scale)
+
+    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
+        """Load the model to `device`."""
+        self.encoder.prepare(device, progress)
+
+    def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
+        """[B] scaled cosine."""
+        cosines = prompt_cosines(self.encoder, media, prompts, self.frame_stride)  # [B, F]
+        return self.scale * (cosines.clamp(min=0) if self.clamp else cosines).mean(dim=1)
 
 
 @contextlib.contextmanager

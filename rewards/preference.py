@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .clip import check_scale
-from .encoders import Dtype, Encoder, LoadedModel, check_frame_stride, prompt_cosines
+from .encoders import Dtype, LoadedModel, PromptCosine
 from .pretrained import checkpoint_file, load_open_clip, load_transformers
 
 PICKSCORE = "yuvalkirstain/PickScore_v1"
@@ -19,7 +18,7 @@ PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 HPS_FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 
 
-class PickScore:
+class PickScore(PromptCosine):
     """PickScore (arXiv:2305.01569): CLIP ViT-H fitted to choices on Pick-a-Pic; higher is preferred.
 
     The value is exp(logit_scale) times the cosine of image and prompt, times `scale`. With scale 1 (raw) the range is
@@ -38,7 +37,6 @@ class PickScore:
         dtype: of the weights.
     """
 
-    differentiable = True
     name = "pickscore"
 
     def __init__(
@@ -53,9 +51,7 @@ class PickScore:
         def load() -> LoadedModel:
             return load_transformers("PickScore", model, processor)
 
-        self.encoder = Encoder(load, "PickScore", batch_size, dtype)
-        self.scale = check_scale("PickScore", scale)
-        self.frame_stride = check_frame_stride("PickScore", frame_stride)
+        super().__init__(load, "PickScore", scale, frame_stride, batch_size, dtype)
         self.range = (-100 * self.scale, 100 * self.scale)  # CLIP caps its logit scale at 100
 
     @classmethod
@@ -65,17 +61,12 @@ class PickScore:
 
         return {**arguments, "model": str(saved_clip(folder / "clip")), "processor": None}
 
-    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
-        """Load the model to `device`."""
-        self.encoder.prepare(device, progress)
-
     def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
         """[B] scaled logit."""
-        cosines = prompt_cosines(self.encoder, media, prompts, self.frame_stride)  # [B, F]
-        return self.scale * self.encoder.model.logit_scale * cosines.mean(dim=1)
+        return self.encoder.model.logit_scale * super().__call__(media, prompts, metadata)
 
 
-class HPSv2:
+class HPSv2(PromptCosine):
     """HPS v2 (arXiv:2306.09341): CLIP ViT-H fitted to choices on HPD v2; higher is preferred.
 
     The value is the cosine of image and prompt, times `scale`; range -scale to scale. Images of good generators read
@@ -95,7 +86,6 @@ class HPSv2:
         dtype: of the weights.
     """
 
-    differentiable = True
     name = "hpsv2"
 
     def __init__(
@@ -118,10 +108,7 @@ class HPSv2:
             pixels = dataclasses.replace(loaded.pixels, resize="longest", crop=size, clip=False)
             return dataclasses.replace(loaded, pixels=pixels)
 
-        self.encoder = Encoder(load, "HPSv2", batch_size, dtype)
-        self.scale = check_scale("HPSv2", scale)
-        self.frame_stride = check_frame_stride("HPSv2", frame_stride)
-        self.range = (-self.scale, self.scale)
+        super().__init__(load, "HPSv2", scale, frame_stride, batch_size, dtype)
 
     @classmethod
     def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -133,11 +120,3 @@ class HPSv2:
         if not path.exists():
             torch.save({"state_dict": load_open_clip("HPSv2", model).module.state_dict()}, path)
         return {**arguments, "model": model, "checkpoint": str(path)}
-
-    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
-        """Load the model to `device`."""
-        self.encoder.prepare(device, progress)
-
-    def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
-        """[B] scaled cosine."""
-        return self.scale * prompt_cosines(self.encoder, media, prompts, self.frame_stride).mean(dim=1)
