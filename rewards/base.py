@@ -1,8 +1,9 @@
 """What a reward is, how the loop calls one, and a checker for rewards of your own.
 
 A reward is any callable `(media, prompts, metadata) -> [B]` or `-> {name: [B]}`. Nothing has to be registered or
-inherited. Media are float32 in [0, 1], [B, C, H, W], or [B, F, C, H, W] for video; values are float, NaN means
-"not scored" (the sample then contributes nothing), and inf is an error.
+inherited. Media are float32 in [0, 1], [B, C, H, W], or [B, F, C, H, W] for video; values are a float tensor or
+a list or array of numbers; NaN, or None in a list, means "not scored" (the sample then contributes nothing), and inf
+is an error.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ class Reward(Protocol):
     trains what the reward needs, is called once before the run, and may be called again.
 
     `__call__(media [B, C, H, W] in [0, 1], prompts: Sequence[str] of length B, metadata: Sequence[dict] of length B)`
-    returns a float tensor [B], or a dict name -> [B].
+    returns a float tensor [B], or a dict name -> [B]; a list, tuple or numpy array of B numbers stands for the tensor.
     """
 
     differentiable: bool
@@ -58,11 +60,15 @@ class RewardError(RuntimeError):
 
 
 def reward_name(reward: Any) -> str:
-    """The name under which a single reward is logged: its `name`, or its class or function in snake case."""
+    """The name under which a single reward is logged: its `name`, or its class or function in snake case.
+
+    `NaN` and names with a version are one word: `AllNaN` is `all_nan`, `HPSv2Score` is `hpsv2_score`.
+    """
     name = getattr(reward, "name", None)
     if isinstance(name, str) and name:
         return name
     name = getattr(reward, "__name__", None) or type(reward).__name__
+    name = re.sub(r"[A-Z]+v\d+|([A-Z])[a-z]\1(?![a-z])", lambda word: word.group().capitalize(), name)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
@@ -126,12 +132,22 @@ def score_one(
     checked = {}
     for inner, values in named.items():
         full = f"{name}/{inner}" if name and inner else name or inner or label
-        checked[full] = _check_values(values, full, media.shape[0], prompts)
+        checked[full] = _check_values(values, full, media, prompts)
     return checked
 
 
-def _check_values(values: Any, name: str, batch: int, prompts: Sequence[str]) -> Tensor:
-    remedy = f"Return a float tensor of shape [{batch}], one value a sample, NaN where there is no score."
+def _check_values(values: Any, name: str, media: Tensor, prompts: Sequence[str]) -> Tensor:
+    batch = media.shape[0]
+    remedy = (
+        f"Return a float tensor of shape [{batch}], or a list of {batch} numbers: one value a sample, NaN where there "
+        "is no score."
+    )
+    if isinstance(values, (list, tuple, np.ndarray)):
+        try:
+            values = _as_tensor(values, media.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            problem = f"returned a {type(values).__name__} that holds no plain numbers ({error})"
+            raise RewardError(problem, name, prompts, remedy) from error
     if not isinstance(values, Tensor):
         raise RewardError(f"returned {type(values).__name__}", name, prompts, remedy)
     if tuple(values.shape) != (batch,):
@@ -145,6 +161,17 @@ def _check_values(values: Any, name: str, batch: int, prompts: Sequence[str]) ->
         problem = f"returned {shown} for {len(infinite)} of {batch} samples"
         raise RewardError(problem, name, [prompts[i] for i in infinite], "NaN means 'not scored'; inf is an error.")
     return values
+
+
+def _as_tensor(values: Any, device: torch.device) -> Tensor:
+    """Numbers, or None for NaN, as float32."""
+    numbers = values.tolist() if isinstance(values, np.ndarray) else values
+    if not isinstance(numbers, (list, tuple)):  # an array without dimensions
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
+    numbers = [math.nan if number is None else number for number in numbers]
+    if any(isinstance(number, Tensor) for number in numbers):  # which may carry gradients
+        return torch.stack([torch.as_tensor(number, dtype=torch.float32, device=device) for number in numbers])
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 def joined(parts: Sequence[dict[str, Tensor]], prompts: Sequence[str]) -> dict[str, Tensor]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +28,23 @@ def test_values_come_back_as_float32_on_the_cpu_without_graph(batch):
     assert list(result) == ["returns"]
     assert result["returns"].dtype == torch.float32 and not result["returns"].requires_grad
     torch.testing.assert_close(result["returns"], media.detach().mean(dim=(1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1, None, 0.25, True], (1.0, math.nan, 0.25, 1), np.array([1, math.nan, 0.25, 1]), np.array([1, None, 0.25, 1.0])],
+)
+def test_lists_and_arrays_of_numbers_are_values_too(batch, value):
+    found = score(Returns({"a": value, "b": torch.ones(4)}), *batch)
+    assert found["a"].dtype == torch.float32
+    torch.testing.assert_close(found["a"], torch.tensor([1.0, math.nan, 0.25, 1.0]), equal_nan=True)
+
+
+def test_a_list_of_tensors_keeps_their_gradients(batch):
+    media = batch[0].clone().requires_grad_()
+    found = score(Returns(lambda m: [image.mean() for image in m]), media, *batch[1:], gradients=True)
+    found["returns"].sum().backward()
+    assert media.grad.abs().sum() > 0
 
 
 def test_gradients_are_kept_on_request(batch):
@@ -65,7 +84,13 @@ def test_a_raising_reward_is_named_with_prompts_and_cause(batch):
         (torch.zeros(3), r"shape \(3,\) for 4 samples"),
         (torch.tensor(0.0), r"shape \(\) for 4 samples"),
         (torch.zeros(4, dtype=torch.int64), "dtype torch.int64"),
-        ([0.0] * 4, "returned list"),
+        ([0.0] * 3, r"shape \(3,\) for 4 samples"),
+        ([[0.0]] * 4, r"shape \(4, 1\) for 4 samples"),
+        (np.zeros(5), r"shape \(5,\) for 4 samples"),
+        (np.array(0.0), r"shape \(\) for 4 samples"),
+        ([0.0, 1.0, "good", 0.0], "returned a list that holds no plain numbers"),
+        ([0.0, 1.0, math.inf, 0.0], "returned inf for 1 of 4"),
+        ("0123", "returned str"),
         ({}, "empty dict"),
         ({"a": torch.zeros(4), "b": torch.zeros(2)}, r"'b' returned shape \(2,\)"),
     ],
@@ -116,6 +141,18 @@ def test_names_come_from_name_class_or_function():
     assert reward_name(JPEGSize()) == "jpeg_size"
     assert reward_name(Named()) == "own"
     assert reward_name(check_reward) == "check_reward"
+    for given, name in [
+        ("AllNaN", "all_nan"),
+        ("SometimesNaN", "sometimes_nan"),
+        ("NaNReward", "nan_reward"),
+        ("OCRReward", "ocr_reward"),
+        ("CLIPScore", "clip_score"),
+        ("HPSv2", "hpsv2"),
+        ("MyHPSv2Score", "my_hpsv2_score"),
+        ("L2Loss", "l2_loss"),
+        ("FromOCR", "from_ocr"),
+    ]:
+        assert reward_name(type(given, (), {})()) == name
 
 
 def test_checker_is_silent_about_a_good_reward():

@@ -51,7 +51,7 @@ FAILURES = {
     "raises": (raises, r"'bright'.*raised OSError: the reward server is gone.*prompts: 'p\d'"),
     "shape": (lambda v: v[:-1], r"'bright'.*shape \(15,\) for 16 samples.*'p\d'"),
     "inf": (infinite, r"'bright'.*inf for 1 of 16.*'p\d'"),
-    "type": (lambda v: v.tolist(), r"'bright'.*returned list.*'p\d'"),
+    "type": (str, r"'bright'.*returned str.*'p\d'"),
     "slow": (slow, r"did not answer within trainer.reward_timeout = 0.3 s.*'p\d'"),
 }
 
