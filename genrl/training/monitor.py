@@ -28,6 +28,9 @@ _DRIFTING = {
 }
 
 
+UNSCORED_ITERATIONS = 3  # in a row without any scored sample, after which a run has nothing to wait for
+
+
 class Monitor:
     """Alarms and the best evaluation so far; its state is part of a checkpoint.
 
@@ -54,6 +57,7 @@ class Monitor:
         self.best_iteration = 0
         self.peaks: dict[str, float] = {}
         self.raised: list[str] = []
+        self.unscored = 0  # iterations in a row in which no sample was scored
 
     @staticmethod
     def by_step(first: Mapping[str, float], later: Mapping[str, float], sampler: Sampler) -> dict[str, float]:
@@ -81,6 +85,7 @@ class Monitor:
     def after_iteration(self, metrics: Mapping[str, float]) -> list[str]:
         """Messages about one training iteration; each kind is said once a run."""
         messages = []
+        self.unscored = self.unscored + 1 if metrics.get("advantage/nan_share", 0) == 1 else 0
         if metrics.get("advantage/nan_share", 0) > 0.5:
             share = f"{metrics['advantage/nan_share']:.0%}"
             messages.append(self._once("nan", f"{share} of the rewards are not scored (NaN)"))
@@ -89,6 +94,15 @@ class Monitor:
                 self._once("flat", "over 90 % of the groups have equal rewards: there is almost nothing to learn from")
             )
         return [m for m in messages if m]
+
+    def hopeless(self) -> str:
+        """Why going on is of no use, or ''."""
+        if self.unscored < UNSCORED_ITERATIONS:
+            return ""
+        return (
+            f"alarm: no reward was scored in {self.unscored} iterations: every sample has a reward that is NaN; check "
+            "the reward (genrl.rewards.check_reward) and run the same command again; stopping"
+        )
 
     def after_evaluation(
         self, iteration: int, values: Mapping[str, float], lowered: Collection[str] = ()
@@ -179,7 +193,7 @@ class Monitor:
         return message
 
     def state_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("first", "best_reward", "best_iteration", "peaks", "raised")}
+        return {k: getattr(self, k) for k in ("first", "best_reward", "best_iteration", "peaks", "raised", "unscored")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

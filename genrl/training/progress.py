@@ -51,7 +51,12 @@ def _note(metrics: Mapping[str, float]) -> str:
     names = [("reward", "reward/total"), ("clipped", "ratio/clip_fraction"), ("grad", "grad/norm")]
     if "reward/total" not in metrics:
         names = [("loss", "loss/total"), ("grad", "grad/norm")]
-    return "  ".join(f"{label} {metrics[name]:.3f}" for label, name in names if name in metrics)
+    return "  ".join(f"{label} {_number(metrics[name])}" for label, name in names if name in metrics)
+
+
+def _number(value: float) -> str:
+    """Three decimals, or two digits of what they would show as nothing."""
+    return f"{value:.2g}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
 
 
 def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
@@ -95,7 +100,7 @@ def print_summary(run: Run, summary: Summary, report: Path | None) -> None:
         console.print(
             f"[red]The weights did not change: {run.hint_unchanged}.[/red]"
         )
-    if summary.status in ("interrupted", "failed", "collapsed"):
+    if summary.status in ("interrupted", "failed", "collapsed", "unscored"):
         start = f"go on from iteration {summary.resumes_from}" if summary.resumes_from else "begin anew (no checkpoint)"
         console.print(f"Run the same command again to {start}.")
     if report is not None:

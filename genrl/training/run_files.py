@@ -25,7 +25,7 @@ class Summary:
     """The result of a run.
 
     Args:
-        status: ``finished``, ``interrupted``, ``collapsed`` or ``failed``.
+        status: ``finished``, ``interrupted``, ``collapsed``, ``unscored`` (rewards were NaN throughout) or ``failed``.
         iteration: completed iterations.
         before, after: first and last evaluation, {metric: value}; after is empty when there was only one.
         resumes_from: iteration of the last complete checkpoint.

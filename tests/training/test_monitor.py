@@ -226,6 +226,34 @@ def test_unscored_rewards_and_flat_groups_are_reported_once():
     assert Monitor(0.05).after_iteration({"advantage/nan_share": 0.1, "advantage/zero_std_groups": 0.5}) == []
 
 
+class Unscored(toy.HalfBrightness):
+    def __call__(self, media, prompts, metadata):
+        return super().__call__(media, prompts, metadata) * float("nan")
+
+
+def test_a_run_whose_rewards_are_never_scored_stops_after_three_iterations_with_a_checkpoint(tmp_path, capsys):
+    def loop(reward, iterations=20):
+        trainer = {"iterations": iterations, "checkpoint_every": 0}
+        return toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=reward, trainer=trainer,
+                             evaluation={"every": 0, "train_sampler": "never"})  # fmt: skip
+
+    summary = loop(Unscored()).run()
+    assert (summary.status, summary.iteration, summary.resumes_from) == ("unscored", 3, 3)
+    assert "no reward was scored in 3 iterations" in toy.rows(tmp_path, "event")[-1]["message"]
+    assert "go on from iteration 3" in " ".join(capsys.readouterr().out.split())
+    assert loop(toy.HalfBrightness(), 5).run().status == "finished"  # once the reward is mended it goes on
+
+
+def test_unscored_iterations_count_only_in_a_row():
+    monitor = Monitor(0.05)
+    for share, stops in [(1, False), (1, False), (0.9, False), (1, False), (1, False), (1, True), (1, True)]:
+        monitor.after_iteration({"advantage/nan_share": share})
+        assert bool(monitor.hopeless()) == stops
+    again = Monitor(0.05)
+    again.load_state_dict(monitor.state_dict())
+    assert again.hopeless()
+
+
 def test_state_goes_on_where_it_was():
     monitor, other = Monitor(0.05), Monitor(0.05)
     monitor.after_evaluation(0, values(0.5, judge=0.8))
