@@ -374,7 +374,7 @@ def _build(value: Any, hint: Any, where: str) -> Any:
             arguments = {name: _build(v, hints.get(name, Any), _join(where, name)) for name, v in given.items()}
             try:
                 return factory(**arguments)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OSError, ImportError) as error:
                 named = str(error).startswith(f"{where}.")
                 raise ConfigError(str(error) if named else f"{where}: {error}") from error
         if contains_part(value):

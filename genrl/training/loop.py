@@ -17,7 +17,7 @@ from genrl.generators.base import Generator, encode_prompts
 from genrl.progress import progress_bar
 from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
-from genrl.training.checkpoint import broadcast
+from genrl.training.checkpoint import DISK_PROBLEMS, broadcast
 from genrl.training.collector import Collected, Collector
 from genrl.training.errors import SetupError
 from genrl.training.evaluation import (
@@ -104,16 +104,20 @@ class Loop(Run):
         """Load or train what the run starts from."""
         main = self.accelerator.is_main_process
         parts = [self.reward, *self.evaluation.gauges.values()]
-        with self.accelerator.main_process_first():  # it fills the caches that the others find
-            self.generator.prepare(self.device, progress=main)
-            for part in parts:
-                if hasattr(part, "prepare"):
-                    part.prepare(self.device, progress=main)
         try:
+            with self.accelerator.main_process_first():  # it fills the caches that the others find
+                self.generator.prepare(self.device, progress=main)
+                for part in parts:
+                    if hasattr(part, "prepare"):
+                        part.prepare(self.device, progress=main)
             self.algorithm.configure(self.generator)
             self.notes += remaining_noise(self.algorithm.train_sampler(), self.seed)
             self._read_prompts(main)
-        except ValueError as error:
+        except OSError as error:
+            if error.errno in DISK_PROBLEMS:  # of a cache that is being filled; the settings are right
+                raise
+            raise SetupError(str(error)) from error
+        except (ValueError, ImportError) as error:
             raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         margins = self.evaluation.alarm_margin, self.evaluation.drift_margin
@@ -161,6 +165,9 @@ class Loop(Run):
         self.writer.write_prompts("train", self.iteration, self.prompts.train, self.collector.by_prompt)
         for message in self.monitor.after_iteration(metrics):
             self._event(message)
+        if (message := self.monitor.hopeless()) and self.iteration < self.trainer.iterations:
+            self._event(message)
+            self._stop = self._stop or "unscored"
 
     # ------------------------------------------------------------------------------- evaluation, checkpoints
 

@@ -1,5 +1,6 @@
 """What is refused before anything is computed, and rewards that would falsify others."""
 
+import errno
 import time
 
 import pytest
@@ -43,6 +44,33 @@ def test_impossible_parts_are_refused_before_anything_is_drawn(tmp_path):
             toy.make_loop(tmp_path, PolicyGradient(steps=3), **changes).run()
     with pytest.raises(SetupError, match="no step with a density"):
         toy.make_loop(tmp_path, PolicyGradient(steps=1)).run()
+
+
+class NotLoadable(toy.HalfBrightness):
+    """A reward, or with `prepare` a generator, whose files or packages are not there."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def prepare(self, device, progress=True):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("no such part"), FileNotFoundError("no file"), ImportError("no extra")])
+def test_what_cannot_be_loaded_is_a_fault_of_the_configuration(tmp_path, error):
+    generator = toy.ToyGenerator()
+    generator.prepare = NotLoadable(error).prepare
+    for changes in ({"reward": NotLoadable(error)}, {"generator": generator}):
+        with pytest.raises(SetupError, match=str(error)) as caught:
+            toy.make_loop(tmp_path, PolicyGradient(steps=3), **changes).run()
+        assert caught.value.__cause__ is error
+
+
+def test_a_full_disk_while_loading_is_no_fault_of_the_configuration(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError) as caught:
+        toy.make_loop(tmp_path, PolicyGradient(steps=3), reward=NotLoadable(full)).run()
+    assert caught.value is full
 
 
 # ------------------------------------------------------------------------------------- rewards that misbehave
