@@ -165,6 +165,8 @@ def _train(options: Arguments) -> int:
         options.parser.print_usage()
         print_keys(config.source, listing(config))
         return 0
+    if options.tiny and "reward" in config.raw and os.environ.get("RANK", "0") == "0":
+        print("tiny twin: the rewards of the recipe are named recipe/..., and a second one, twin, makes samples differ")
     run = run_class(config)(**build(config), config=config.raw)
     if options.dry_run:
         _print_table(run.dry_run(), f"{config.raw['name']}: dry run, nothing was trained")
@@ -258,6 +260,12 @@ def _configure_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, help="of the noise (default: the run's own), or of the first start state (default: 100000)"
     )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="where the JSON goes, which is replaced (default: RUN/evaluation-CHECKPOINT-SAMPLER.json, of a policy "
+        "RUN/evaluation-SEED.json)",
+    )
     group = parser.add_argument_group("generators")
     group.add_argument("--samples", type=_positive, metavar="N", help="for each prompt (default: the run's own)")
     group.add_argument("--steps", type=_positive, help="sampling steps (default: the run's own)")
@@ -273,11 +281,13 @@ def _evaluate(options: Arguments) -> int:
     if policies.is_policy(Path(options.run)):
         return policies.evaluate(options)
     run_dir = _run_dir(options.run)
-    from genrl.training.evaluation import evaluate_run
+    from genrl.training.evaluation import evaluate_run, save_evaluation
 
     names = ("checkpoint", "steps", "seed", "sampler", "weights")
     given = {name: getattr(options, name) for name in names}
-    _print_table(evaluate_run(run_dir, samples_per_prompt=options.samples, **given), f"evaluation of {run_dir}")
+    found = evaluate_run(run_dir, samples_per_prompt=options.samples, **given)
+    _print_table(found, f"evaluation of {run_dir}")
+    print(f"written: {save_evaluation(found, run_dir, options.sampler, options.out)}")
     return 0
 
 

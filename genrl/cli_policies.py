@@ -76,7 +76,6 @@ def configure_evaluate(parser: argparse.ArgumentParser, positive: Any) -> None:
     group.add_argument("--videos", type=int, default=2, metavar="N", help="episodes to film (default: 2, 0 for none)")
     group.add_argument("--stac", type=int, default=0, metavar="B", help="chunks drawn to log temporal consistency")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
-    group.add_argument("--out", metavar="FILE", help="where the JSON goes (default: RUN/evaluation-SEED.json)")
 
 
 def is_policy(folder: Path) -> bool:

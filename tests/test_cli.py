@@ -197,6 +197,12 @@ def test_traceback_can_be_asked_for(config, monkeypatch):
         cli.main(["train", config])
 
 
+def test_a_missing_file_of_prompts_is_a_fault_of_the_configuration(config, capsys):
+    override = "prompts={class_path: genrl.prompts.TextFile, init_args: {path: nowhere.txt}}"
+    assert cli.main(["train", config, override]) == 2
+    assert "prompts: prompt file 'nowhere.txt' does not exist" in " ".join(capsys.readouterr().err.split())
+
+
 def test_an_error_of_the_program_is_not_hidden(config, monkeypatch):
     monkeypatch.setattr(FakeLoop, "failure", AttributeError("a bug"))
     with pytest.raises(AttributeError):
@@ -211,6 +217,7 @@ def test_sample_evaluate_and_report_reach_their_functions(tmp_path, monkeypatch,
     evaluation.evaluate_run = lambda run_dir, **given: (
         calls.setdefault("evaluate", (run_dir, given)) and {"eval/judge": 0.5}
     )
+    evaluation.save_evaluation = lambda found, *given: calls.setdefault("save", (found, *given)) and "found.json"
     report = types.ModuleType("genrl.report")
     report.write_report = lambda run_dir: run_dir / "report.html"
     monkeypatch.setitem(sys.modules, "genrl.training.evaluation", evaluation)
@@ -221,14 +228,15 @@ def test_sample_evaluate_and_report_reach_their_functions(tmp_path, monkeypatch,
     assert calls["sample"][1] == {
         "prompts": ["7", "8"], "n": 3, "out": None, "checkpoint": "best", "steps": None, "seed": 0, "weights": "auto",
     }  # fmt: skip
-    assert cli.main(["evaluate", run, "--samples", "5", "--sampler", "train"]) == 0
+    assert cli.main(["evaluate", run, "--samples", "5", "--sampler", "train", "--out", "a.json"]) == 0
+    assert calls["save"] == ({"eval/judge": 0.5}, tmp_path, "train", "a.json")
     assert calls["evaluate"][1] == {
         "samples_per_prompt": 5, "checkpoint": "last", "steps": None, "seed": None, "sampler": "train",
         "weights": "auto",
     }  # fmt: skip
     assert cli.main(["report", run]) == 0
     out = capsys.readouterr().out
-    assert "out.png" in out and "eval/judge" in out and "report.html" in out
+    assert "out.png" in out and "eval/judge" in out and "report.html" in out and "written: found.json" in out
 
 
 def test_functions_of_evaluation_take_what_the_command_line_gives():

@@ -286,6 +286,29 @@ def evaluate_run(
     }
 
 
+def save_evaluation(
+    values: Mapping[str, Any], run_dir: str | Path, sampler: str = "ode", out: str | Path | None = None
+) -> Path:
+    """Write what `evaluate_run` gave as JSON, with the versions of what computed it; NaN becomes null.
+
+    Args:
+        values: the evaluation. run_dir: where it goes. sampler: as `evaluate_run` was given it.
+        out: another file; by default ``RUN/evaluation-CHECKPOINT-SAMPLER.json``. An older one is replaced.
+
+    Returns:
+        The path of the file.
+    """
+    from genrl.training.logging import write_json
+    from genrl.training.run_files import versions
+
+    name = f"evaluation-{Path(values['checkpoint']).name}-{sampler}.json"
+    path = Path(run_dir) / name if out is None else Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    write_json(path, {**plain, "versions": {k: v for k, v in versions().items() if v != "absent"}})
+    return path
+
+
 def sample_run(
     run_dir: str | Path,
     prompts: Sequence[str] | None = None,

@@ -8,6 +8,7 @@ import toy
 import yaml
 
 from genrl.algorithms import PolicyGradient
+from genrl.cli import main
 from genrl.config import build, load_config
 from genrl.diffusion import FlowSDE, Sampler, Schedule
 from genrl.prompts import Prompt
@@ -26,6 +27,7 @@ from genrl.training.evaluation import (
     measure,
     sample_run,
     sample_set,
+    save_evaluation,
     save_image,
 )
 
@@ -245,6 +247,22 @@ def test_a_finished_run_evaluates_to_its_own_last_numbers_bit_for_bit(tmp_path, 
     else:
         with pytest.raises(ValueError, match=r"no moving average; set trainer.ema_decay"):
             evaluate_run(run, weights="ema")
+
+
+def test_an_evaluation_is_kept_in_a_file_that_says_with_what_it_was_made(tmp_path, capsys):
+    run = configured(tmp_path)
+    assert main(["evaluate", str(run)]) == 0
+    path = run / "evaluation-step-000004-ode.json"
+    assert f"written: {path}" in capsys.readouterr().out
+    written, found = json.loads(path.read_text()), evaluate_run(run)
+    assert {"genrl", "torch", "python"} <= set(written.pop("versions"))
+    assert written == found
+    out = tmp_path / "new" / "mine.json"
+    for _ in range(2):  # the second replaces the first
+        assert main(["evaluate", str(run), "--checkpoint", "step-000002", "--sampler", "train", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["iteration"] == 2
+    assert save_evaluation({**found, "judge": float("nan")}, run, "ode") == path
+    assert json.loads(path.read_text())["judge"] is None
 
 
 def test_other_seeds_steps_and_sizes_can_be_asked_for_and_are_stated(tmp_path):
