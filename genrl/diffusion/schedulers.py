@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import logging
 import math
@@ -24,12 +25,10 @@ def choose_path(scheduler: Any, other: str | None = None) -> tuple[Any, Path, Pr
         other: name of a diffusers scheduler to use instead, with the same configuration.
 
     Raises:
-        ValueError: for a scheduler that is neither.
+        ValueError: for a scheduler that is neither, or a name that diffusers does not have.
     """
-    import diffusers
-
     if other is not None:
-        scheduler = getattr(diffusers, other).from_config(scheduler.config)
+        scheduler = _named(other).from_config(scheduler.config)
     config, tried, name = scheduler.config, copy.deepcopy(scheduler), type(scheduler).__name__
     kind = config.get("prediction_type", "flow_prediction")
     tried.set_timesteps(5, **({"mu": 1.0} if config.get("use_dynamic_shifting") else {}))
@@ -50,6 +49,16 @@ def choose_path(scheduler: Any, other: str | None = None) -> tuple[Any, Path, Pr
         f"{name} (prediction type {kind}) neither follows alphas_cumprod nor takes Euler steps of a rectified flow at "
         "timesteps 1000 sigma; choose scheduler='FlowMatchEulerDiscreteScheduler' or another pipeline"
     )
+
+
+def _named(name: str) -> Any:
+    import diffusers
+
+    known = [key for key in dir(diffusers) if key.endswith("Scheduler")]
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 3, 0.5) or ["FlowMatchEulerDiscreteScheduler", "DDIMScheduler"]
+        raise ValueError(f"generator.scheduler={name!r} is no scheduler of diffusers; did you mean {', '.join(close)}?")
+    return getattr(diffusers, name)
 
 
 def _as_ddim(scheduler: Any) -> Any:

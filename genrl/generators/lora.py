@@ -37,10 +37,14 @@ class LoraSettings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LoraSettings:
-        """Raises ValueError for an unknown key or a rank below 1."""
+        """Raises ValueError for an unknown key, a value of another type or a rank below 1."""
         unknown = sorted(values.keys() - cls.__dataclass_fields__.keys())
         if unknown:
             raise ValueError(f"unknown LoRA settings {unknown}; allowed are {', '.join(cls.__dataclass_fields__)}")
+        kinds = {"rank": (int, "an integer"), "alpha": ((int, float), "a number"), "targets": ((list, tuple), "a list")}
+        for key, value in values.items():
+            if not isinstance(value, kinds[key][0]) or isinstance(value, bool):
+                raise ValueError(f"generator.lora.{key} must be {kinds[key][1]}, got {value!r}")
         settings = cls(**values)
         if settings.rank < 1:
             raise ValueError(f"a LoRA rank must be at least 1, got {settings.rank}; lora=None trains all weights")
@@ -216,7 +220,9 @@ def add_adapter(name: str, model: Any, settings: LoraSettings, seed: int) -> Non
 
     if not hasattr(model, "add_adapter"):
         raise ValueError(f"{name}, a {type(model).__name__}, takes no LoRA adapters; lora=None trains all its weights")
-    layers = {key for key, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
+    # Inside a layer that has a frozen adapter already, peft keeps the layer as base_layer, beside the adapter's own.
+    linear = [key for key, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))]
+    layers = {key.removesuffix(".base_layer") for key in linear if ".lora_" not in key}
     lists = {key for key, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     found = [t for t in settings.targets or ATTENTION if _matches(layers, t) and not _matches(lists, t)]
     wrong = sorted(set(settings.targets) - set(found))

@@ -30,11 +30,21 @@ class PromptCache:
         pipe: a diffusers pipeline.
         folder: where results are kept, by text, arguments and text encoders, also for other runs; or "memory".
         offload: the text encoders start on the CPU, see `move_encoders`.
+
+    Raises ValueError when the folder cannot be made.
     """
 
     def __init__(self, pipe: Any, folder: str | os.PathLike[str] = "memory", offload: bool = False):
         self.pipe, self.offload, self.asleep = pipe, offload, offload
         self.folder = None if folder == "memory" else Path(folder)
+        try:
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"generator.prompt_cache={str(folder)!r} cannot be a folder of prompts ({error.strerror}); give a folder "
+                'that can be made, or "memory"'
+            ) from error
         names = [n for n, part in pipe.components.items() if isinstance(part, nn.Module) and n.startswith("text_enc")]
         self.encoders = [getattr(pipe, name) for name in names]
         self.shapes: list[Any] = []  # of the results since it was last cleared
@@ -84,7 +94,6 @@ class PromptCache:
         if file is None:
             self._rows[key] = result
         else:
-            file.parent.mkdir(parents=True, exist_ok=True)
             torch.save(result, file.with_suffix(f".{id(self)}"))
             file.with_suffix(f".{id(self)}").replace(file)
         return result

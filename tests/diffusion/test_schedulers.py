@@ -58,3 +58,8 @@ def test_schedulers_that_step_otherwise_are_refused(name, settings):
     assert (
         choose_path(getattr(diffusers, name)(**settings), "FlowMatchEulerDiscreteScheduler") if not settings else True
     )
+
+
+def test_a_name_that_is_no_scheduler_is_refused_with_close_ones():
+    with pytest.raises(ValueError, match=r"generator\.scheduler='DDIMSchedular'.*did you mean DDIMScheduler"):
+        choose_path(diffusers.DDIMScheduler(), "DDIMSchedular")

@@ -72,6 +72,25 @@ def test_the_reference_of_an_adapter_is_the_base_or_the_start(reference, tmp_pat
     assert flags == {n: p.requires_grad for n, p in generator.module.named_parameters()}
 
 
+@pytest.mark.parametrize("family", ["sd3", "sd15", "wan22"])
+def test_a_new_policy_trains_beside_the_frozen_adapter_of_an_earlier_run(family, tmp_path):
+    shared(family).save_pretrained(tmp_path / "style")
+    generator = make(family, lora={"rank": 3, "alpha": 6}, adapters={"style": str(tmp_path / "style")})
+    x1, styled = sample(generator, family, steps=2)
+    assert torch.equal(styled, sample(shared(family), family, steps=2)[1])  # the new policy changes nothing yet
+    frozen = {n: p.clone() for n, p in generator.module.named_parameters() if ".policy." not in n}
+    assert any(".style." in name for name in frozen) and all(".policy." in name for name in generator.weights.named)
+    cond = encode(generator, family, PROMPTS[:1])
+    generator.velocity(x1, torch.tensor([0.5]), cond).square().sum().backward()
+    torch.optim.SGD(generator.trainable(), 0.1).step()
+    change(generator)
+    trained = sample(generator, family, steps=2)[1]
+    assert not torch.allclose(trained, styled, atol=1e-4)
+    assert all(torch.equal(p, frozen[n]) for n, p in generator.module.named_parameters() if n in frozen)
+    generator.save_pretrained(tmp_path / "policy")
+    assert torch.equal(sample(DiffusersGenerator.from_pretrained(tmp_path / "policy"), family, steps=2)[1], trained)
+
+
 @pytest.mark.parametrize("family", ["sd15", "wan22"])
 def test_all_weights_are_trained_and_saved_as_a_pipeline(family, tmp_path):
     generator = make(family, lora=None)

@@ -46,3 +46,10 @@ def test_other_encoders_and_other_arguments_are_other_entries(tmp_path):
     assert not torch.equal(a[0], b[0])
     assert first(["a cat"], None, False, max_sequence_length=8)[0].shape != a[0].shape
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ValueError, match=r"generator\.prompt_cache='.*give a folder"):
+            make("sd3", prompt_cache=str(folder))
