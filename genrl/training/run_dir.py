@@ -137,10 +137,27 @@ def changed_settings(path: Path, config: dict[str, Any]) -> list[str]:
 
     if not path.is_file():
         return []
-    old, new = flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {}), flatten(config)
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    old, new = flatten(_without_held_out(before)), flatten(_without_held_out(config))
     watched = [key for key in sorted(old.keys() | new.keys()) if not any(f"{key}.".startswith(f"{f}.") for f in _FREE)]
     pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in watched]
     return [f"{key}: {before} -> {after}" for key, before, after in pairs if before != after]
+
+
+def _without_held_out(tree: Any) -> Any:
+    """A configuration without the held-out members of every `Compose`: gauges, which may come and go."""
+    if isinstance(tree, (list, tuple)):
+        return [_without_held_out(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if str(tree.get("class_path", "")).rpartition(".")[2] == "Compose":
+        arguments = dict(tree.get("init_args") or {})
+        names = set(arguments.pop("held_out", None) or ())
+        for table in ("rewards", "weights", "caps", "gates"):
+            entries = {k: v for k, v in (arguments.get(table) or {}).items() if k.split("/")[0] not in names}
+            arguments[table] = entries or None  # a table that is empty without them is one that was not given
+        tree = {**tree, "init_args": arguments}
+    return {key: _without_held_out(value) for key, value in tree.items()}
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

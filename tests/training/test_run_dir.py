@@ -90,6 +90,26 @@ def test_a_server_that_moved_and_a_batch_that_did_not_fit_are_no_other_experimen
         prepare_run_dir(tmp_path, config("http://b:2", 8, model="n"), "auto")
 
 
+def test_held_out_rewards_are_gauges_that_may_change_and_others_are_not(tmp_path):
+    def config(held_out, weights=None, **rewards):
+        named = {name: {"class_path": f"genrl.rewards.{kind}", "init_args": {}} for name, kind in rewards.items()}
+        arguments = {"rewards": named, "weights": weights, "held_out": held_out}
+        return {"seed": 0, "reward": {"class_path": "genrl.rewards.Compose", "init_args": arguments}}
+
+    start = config([], a="CLIPScore")
+    (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000001" / "training_state.pt").write_bytes(b"")
+    gauge = config(["g"], {"g": 0}, a="CLIPScore", g="AestheticScore")
+    other = config(["h"], {"a": 1.0}, a="CLIPScore", h="PickScore")
+    for old, new in [(start, gauge), (gauge, start), (gauge, config(["h"], a="CLIPScore", h="PickScore"))]:
+        (tmp_path / "config.yaml").write_text(str(old).replace("None", "null"))
+        assert prepare_run_dir(tmp_path, new, "auto") == []
+    for old, new in [(gauge, config([], a="CLIPScore", g="AestheticScore")), (gauge, other)]:  # trained on; a weight
+        (tmp_path / "config.yaml").write_text(str(old).replace("None", "null"))
+        with pytest.raises(ValueError, match=r"another experiment .reward\.(rewards\.g|weights)"):
+            prepare_run_dir(tmp_path, new, "auto")
+
+
 def test_weight_decay_and_betas_of_a_resumed_run_are_those_that_it_was_given(tmp_path):
     toy.make_loop(tmp_path, PolicyGradient(steps=3), trainer={"iterations": 1}).run()
     changed = {"iterations": 2, "weight_decay": 0.5, "betas": (0.5, 0.6)}
