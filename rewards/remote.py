@@ -127,7 +127,8 @@ class RemoteReward:
                         "/health",
                         attempts,
                         trouble,
-                        f"Start it with: genrl serve-reward ({self.wait:g} s were waited).",
+                        f"{self.wait:g} s were waited. Is it running? Start it with: genrl serve-reward CONFIG"
+                        f"{self._port_option()}",
                     ) from trouble
                 time.sleep(min(1.0, max(self.backoff, 0.05)))
         if not isinstance(facts.get("reward"), str):
@@ -232,6 +233,10 @@ class RemoteReward:
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         text = f"reward server {self.url}{path} failed in {tried}; the last: {trouble}. {remedy}"
         return RemoteRewardError(text, self.url, attempts)
+
+    def _port_option(self) -> str:
+        port = urlsplit(self.url).port
+        return "" if port is None else f" --port {port}"
 
     def _wrong(self, path: str, attempts: int, problem: str) -> RemoteRewardError:
         text = f"the answer of reward server {self.url}{path} {problem}. Is it `genrl serve-reward`, of this version?"

@@ -190,6 +190,18 @@ class RewardServer:
                 self._idle.notify_all()
 
 
+def _described(scores: Any, name: str) -> str:
+    """Number of samples, and the mean of every name over those that have a score."""
+    named = scores if isinstance(scores, dict) else {name: scores}
+    means = []
+    for label, values in named.items():
+        scored = [value for value in values if value is not None]
+        missing = f" ({len(values) - len(scored)} not scored)" if len(scored) < len(values) else ""
+        means.append(f"{label} {sum(scored) / len(scored):.4g}{missing}" if scored else f"{label} not scored")
+    count = len(next(iter(named.values())))
+    return f"{count} sample{'' if count == 1 else 's'}, mean {', '.join(means)}"
+
+
 def _refuse_caps_and_gates(reward: Any) -> None:
     for part in [reward, *reward.rewards.values()] if isinstance(reward, Compose) else []:
         if isinstance(part, Compose) and (part.caps or part.gates):
@@ -239,6 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = self._body()
             if body is None:
                 return
+            said = "failed"
             try:
                 scores = owner.scores(body, self._waits)
             except (ValueError, TypeError) as error:  # the format, or check_media
@@ -252,9 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
                 owner.log(traceback.format_exc())
                 self._answer(500, {"error": f"{type(error).__name__}: {error}"})
             else:
+                said = "given up by the client"
                 if scores is not None:
+                    said = _described(scores["scores"], reward_name(owner.reward))
                     self._answer(200, scores)
-            owner.log(f"{self.client_address[0]} {len(body) / 1e6:.1f} MB in {time.monotonic() - started:.2f} s")
+            size = f"{len(body) / 1e6:.1f} MB in {time.monotonic() - started:.2f} s"
+            owner.log(f"{self.client_address[0]} {size}: {said}")
 
     def _body(self) -> bytes | None:
         """The body, or None after an answer that says why there is none."""

@@ -412,6 +412,23 @@ def test_unknown_paths_methods_and_lengths():
         assert connection.getresponse().status == 411
 
 
+def test_the_log_has_a_line_a_batch_with_the_number_of_samples_and_the_mean_scores():
+    def two(media, prompts, metadata):
+        return {"a": [0.5, None, 1.0][: len(prompts)], "b": [None] * len(prompts)}
+
+    lines = []
+    with RewardServer(two, port=0, log=lines.append) as server:
+        quick(server.url)(media(3), ["x"] * 3, [{}] * 3)
+        quick(server.url)(media(1), ["x"], [{}])
+    assert lines[0].endswith("3 samples, mean a 0.75 (1 not scored), b not scored")
+    assert lines[1].endswith("1 sample, mean a 0.5, b not scored")
+
+
+def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_it():
+    with pytest.raises(RemoteRewardError, match=r"Start it with: genrl serve-reward CONFIG --port 9$"):
+        RemoteReward("http://127.0.0.1:9", wait=0).prepare()
+
+
 def test_the_client_says_before_it_sends_that_a_request_is_too_large():
     with (
         RewardServer(Brightness(), port=0, max_megabytes=0.001) as server,
