@@ -73,7 +73,8 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
         except (ParseError, OSError, SyntaxError, TypeError):
             continue
         for entry in parsed.params:
-            helps.setdefault(entry.arg_name, " ".join((entry.description or "").split()))
+            for name in entry.arg_name.split(","):  # "height, width: of the picture" is about both
+                helps.setdefault(name.strip(), " ".join((entry.description or "").split()))
     if inspect.isclass(factory):
         try:
             source = inspect.getsource(factory)

@@ -13,7 +13,7 @@ import yaml
 
 from genrl.config import Config, ConfigError, build, listing, load_config, save
 from genrl.parts import import_path, to_plain
-from genrl.signatures import check_value, type_name
+from genrl.signatures import check_value, parameters, type_name
 
 ROOT = Path(__file__).resolve().parent.parent
 # Complete configurations; the others are their bases and the files of `accelerate launch`.
@@ -312,6 +312,23 @@ def test_listing_names_every_key_with_type_and_help(config_file):
     assert rows["algorithm.kernel.noise_level"][1] == 0.5
     assert rows["reward.rewards.right.limits"][1] == [0.0, 1.0]
     assert type_name(rows["algorithm.clip"][0].hint) == "float or 'auto'"
+
+
+def test_an_entry_of_a_docstring_about_several_arguments_is_the_help_of_each():
+    class Picture:
+        """A picture.
+
+        Args:
+            height, width: of the picture,
+                in pixels.
+            seed (int, optional): of the noise.
+        """
+
+        def __init__(self, height: int = 1, width: int = 1, seed: int = 0):
+            pass
+
+    helps = {name: parameter.help for name, parameter in parameters(Picture)[0].items()}
+    assert helps == dict.fromkeys(("height", "width"), "of the picture, in pixels.") | {"seed": "of the noise."}
 
 
 def test_every_listed_key_can_be_set(config_file):
