@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -74,7 +75,8 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
             continue
         for entry in parsed.params:
             for name in entry.arg_name.split(","):  # "height, width: of the picture" is about both
-                helps.setdefault(name.strip(), " ".join((entry.description or "").split()))
+                text = " ".join((entry.description or "").split())
+                helps.setdefault(name.strip(), _referred(text, name.strip(), factory))
     if inspect.isclass(factory):
         try:
             source = inspect.getsource(factory)
@@ -84,6 +86,17 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
             if not helps.get(name):
                 helps[name] = comment.strip()
     return helps
+
+
+def _referred(text: str, name: str, factory: Any) -> str:
+    """The help where "see `Other`" stands for what `Other`, a name in the same module, says of its own `name`."""
+    reference = re.match(r"see (?::\w+:)?`~?([\w.]+)`", text)
+    if reference is None:
+        return text
+    names = vars(sys.modules.get(getattr(factory, "__module__", ""), object))
+    other = names.get(reference.group(1).rpartition(".")[2])
+    found = _helps(other).get(name, "") if callable(other) and other is not factory else ""
+    return found.rstrip(".") + text[reference.end() :] if found else text
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:

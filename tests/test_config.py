@@ -331,6 +331,14 @@ def test_an_entry_of_a_docstring_about_several_arguments_is_the_help_of_each():
     assert helps == dict.fromkeys(("height", "width"), "of the picture, in pixels.") | {"seed": "of the noise."}
 
 
+def test_help_that_points_to_another_class_is_what_is_said_there():
+    from genrl.objectives import GRPO, GroupRelative
+
+    for part in (GRPO, GroupRelative):
+        assert parameters(part)[0]["eps"].help == "added to standard deviations."
+        assert parameters(part)[0]["clip"].help == "largest absolute value, or None."
+
+
 def test_every_listed_key_can_be_set(config_file):
     path = config_file()
     config = load_config(path)

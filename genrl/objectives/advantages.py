@@ -200,7 +200,7 @@ def reward_metrics(
 
 
 class GroupRelative:
-    """:func:`group_relative` as a part of a configuration; the classes below are its published settings.
+    """What :func:`group_relative` does, as a part of a configuration; the classes below are its published settings.
 
     Args:
         mean_scope, std_scope, leave_one_out, per_reward, whiten, eps, clip: see :func:`group_relative`.
@@ -241,27 +241,47 @@ class GroupRelative:
 
 
 def GRPO(eps: float = EPS, clip: float | None = CLIP) -> GroupRelative:
-    """Group mean and group standard deviation (GRPO, arXiv 2402.03300)."""
+    """Group mean and group standard deviation (GRPO, arXiv 2402.03300).
+
+    Args:
+        eps, clip: see :func:`group_relative`.
+    """
     return GroupRelative("group", "group", eps=eps, clip=clip)
 
 
 def DrGRPO(clip: float | None = None) -> GroupRelative:
-    """Group mean, no division (Dr.GRPO, arXiv 2503.20783)."""
+    """Group mean, no division (Dr.GRPO, arXiv 2503.20783).
+
+    Args:
+        clip: see :func:`group_relative`.
+    """
     return GroupRelative("group", "none", clip=clip)
 
 
 def RLOO(clip: float | None = None) -> GroupRelative:
-    """The mean of the other samples as baseline, no division (RLOO, arXiv 2402.14740)."""
+    """The mean of the other samples as baseline, no division (RLOO, arXiv 2402.14740).
+
+    Args:
+        clip: see :func:`group_relative`.
+    """
     return GroupRelative("group", "none", leave_one_out=True, clip=clip)
 
 
 def FlowGRPO(eps: float = EPS, clip: float | None = CLIP) -> GroupRelative:
-    """Group mean, standard deviation of the whole batch (Flow-GRPO's ``global_std``, arXiv 2505.05470)."""
+    """Group mean, standard deviation of the whole batch (Flow-GRPO's ``global_std``, arXiv 2505.05470).
+
+    Args:
+        eps, clip: see :func:`group_relative`.
+    """
     return GroupRelative("group", "batch", eps=eps, clip=clip)
 
 
 def GDPO(eps: float = EPS, clip: float | None = CLIP) -> GroupRelative:
-    """Every reward normalised in its group, weighted sum, then batch whitening (GDPO, arXiv 2601.05242)."""
+    """Every reward normalised in its group, weighted sum, then batch whitening (GDPO, arXiv 2601.05242).
+
+    Args:
+        eps, clip: see :func:`group_relative`.
+    """
     return GroupRelative("group", "group", per_reward=True, whiten=True, eps=eps, clip=clip)
 
 
