@@ -17,7 +17,8 @@ from genrl.diffusion.schedule import Schedule
 from genrl.diffusion.schedulers import choose_path
 from genrl.generators.base import Noise, draw_noise
 from genrl.generators.lora import ADAPTER, LoraSettings, PipelineWeights, save_adapter, train_adapter
-from genrl.generators.probe import Probe, Rows, check_pipeline
+from genrl.generators.pipeline_errors import check_pipeline
+from genrl.generators.probe import Probe, Rows
 from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole

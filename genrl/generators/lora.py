@@ -41,7 +41,9 @@ class LoraSettings:
         unknown = sorted(values.keys() - cls.__dataclass_fields__.keys())
         if unknown:
             raise ValueError(f"unknown LoRA settings {unknown}; allowed are {', '.join(cls.__dataclass_fields__)}")
-        kinds = {"rank": (int, "an integer"), "alpha": ((int, float), "a number"), "targets": ((list, tuple), "a list")}
+        number = (int, float)
+        kinds: dict[str, tuple[Any, str]] = {"rank": (int, "an integer"), "alpha": (number, "a number")}
+        kinds["targets"] = ((list, tuple), "a list of names")
         for key, value in values.items():
             if not isinstance(value, kinds[key][0]) or isinstance(value, bool):
                 raise ValueError(f"generator.lora.{key} must be {kinds[key][1]}, got {value!r}")

@@ -8,6 +8,7 @@ packing, masks, image conditions and the choice of an expert stay the pipeline's
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from genrl.generators.pipeline_errors import PipelineError, check_arguments, check_sizes, explained
 from genrl.generators.prompt_cache import PromptCache, keep
 
 _OURS = ("prompt", "negative_prompt", "image", "latents", "generator", "num_inference_steps", "output_type")
@@ -82,16 +84,6 @@ def probing(scheduler: Any) -> Any:
     return probe
 
 
-def check_pipeline(pipe: Any) -> None:
-    """ValueError names the calls that a pipeline lacks to be driven from outside."""
-    scheduler, parameters = getattr(pipe, "scheduler", None), inspect.signature(type(pipe).__call__).parameters
-    lacking = [name for name in ("prepare_latents", "encode_prompt") if not callable(getattr(pipe, name, None))]
-    lacking += [f"scheduler.{n}" for n in ("set_timesteps", "step") if not callable(getattr(scheduler, n, None))]
-    lacking += [f"argument {name}" for name in ("prompt", "num_inference_steps") if name not in parameters]
-    if lacking:
-        raise ValueError(f"{type(pipe).__name__} cannot be driven from outside: it has no {', '.join(lacking)}")
-
-
 class Probe:
     """The functions of a pipeline. Outside of them the pipeline is as it was.
 
@@ -105,15 +97,13 @@ class Probe:
         self.pipe, self.arguments, self.negative, self.texts = pipe, arguments, negative, texts
         self.call = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
         parameters = inspect.signature(self.call).parameters
-        wanted = {*arguments, *(() if negative is None else ("negative_prompt",))}
-        wrong = sorted((wanted - parameters.keys()) | (arguments.keys() & set(_OURS)))
-        if wrong:
-            allowed = ", ".join(name for name in parameters if name not in (*_OURS, "self"))
-            raise ValueError(f"{', '.join(wrong)} cannot be given to {type(pipe).__name__}; what can is {allowed}")
+        known = [name for name in parameters if name not in (*_OURS, "self")]
+        check_arguments(type(pipe).__name__, arguments, negative, [*known, *({"negative_prompt"} & parameters.keys())])
         self.takes_image = "image" in parameters
         self.needs_image = self.takes_image and parameters["image"].default is inspect.Parameter.empty
         self.scheduler = probing(scheduler)
         self.compute_dtype = torch.float32
+        self._worked: set[Any] = set()  # ways to call the pipeline that have succeeded
         self._images: OrderedDict[Any, Any] = OrderedDict()  # encoded image conditions
 
     def encode(self, rows: Rows) -> Any:
@@ -137,7 +127,10 @@ class Probe:
     def decode(self, x: Tensor, rows: Rows) -> Tensor:
         """The pipeline's own decoding of final latents, in [0, 1]."""
         with Draws(constant_noise):  # some autoencoders are given a little noise
-            return self._run(rows, torch.empty(0, device=self.pipe._execution_device), x, output_type="pt")[0].float()
+            media = self._run(rows, torch.empty(0, device=self.pipe._execution_device), x, output_type="pt")[0].float()
+        sizes = dict(zip(("width", "height", "num_frames"), (*media.shape[:-3:-1], media.shape[1]), strict=True))
+        check_sizes(self.pipe, self.arguments, sizes if media.ndim == 5 else {**sizes, "num_frames": None})
+        return media
 
     def grid(self, steps: int, rows: Rows) -> tuple[Tensor, Tensor]:
         """The timesteps [n] and sigmas that the pipeline sets for a number of steps at its resolution."""
@@ -165,8 +158,12 @@ class Probe:
         if rows.image is not None and vae is not None:
             vars(vae)["encode"] = functools.partial(self._condition, type(vae).encode, vae)
         own |= replaced  # past `__setattr__`, which would enter them into the pipeline's configuration
+        way = (x is None, timesteps is None or len(timesteps), *more)
         try:
-            return self.call(self.pipe, **arguments)
+            with contextlib.nullcontext() if way in self._worked else explained(self.pipe, self.arguments):
+                result = self.call(self.pipe, **arguments)
+            self._worked.add(way)
+            return result
         finally:
             for name in replaced:
                 del own[name]
@@ -176,6 +173,9 @@ class Probe:
 
     def _prepare(self, *args: Any, **kwargs: Any) -> Any:
         """`prepare_latents` of the pipeline with our noise, or with the given latents in the place of its own."""
+        if self._latents is None:
+            used = inspect.signature(type(self.pipe).prepare_latents).bind(self.pipe, *args, **kwargs).arguments
+            check_sizes(self.pipe, self.arguments, used, latents=True)
         key = (self._image, "latents")  # with an image, they come with its encoding and masks, which stay the same
         if self._latents is None or key not in self._images:
             with Draws(self._draw):
@@ -189,7 +189,9 @@ class Probe:
         if self._latents is not None:
             if first.shape != self._latents.shape:
                 shapes = tuple(self._latents.shape), tuple(first.shape)
-                raise ValueError(f"latents have shape {shapes[0]}, the pipeline has {shapes[1]} for {self.arguments}")
+                raise PipelineError(
+                    f"latents have shape {shapes[0]}, the pipeline has {shapes[1]} for {self.arguments}"
+                )
             # Half precision as the pipeline itself would have it, unless the denoiser is held in float32.
             half = first.dtype if self._decodes else torch.promote_types(first.dtype, self.compute_dtype)
             x = self._latents.to(half)

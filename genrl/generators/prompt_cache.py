@@ -42,8 +42,8 @@ class PromptCache:
                 self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(
-                f"generator.prompt_cache={str(folder)!r} cannot be a folder of prompts ({error.strerror}); give a folder "
-                'that can be made, or "memory"'
+                f"generator.prompt_cache={str(folder)!r} cannot be a folder of prompts ({error.strerror}); give "
+                'a folder that can be made, or "memory"'
             ) from error
         names = [n for n, part in pipe.components.items() if isinstance(part, nn.Module) and n.startswith("text_enc")]
         self.encoders = [getattr(pipe, name) for name in names]

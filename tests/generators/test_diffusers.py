@@ -135,7 +135,7 @@ def test_image_conditions_are_encoded_once_and_matter(family, tmp_path):
 
 def test_what_does_not_fit_is_refused_with_a_remedy(monkeypatch):
     for settings, message in (
-        ({"call": {"steps": 3}}, "steps cannot be given to StableDiffusion3Pipeline"),
+        ({"call": {"steps": 3}}, "call.steps cannot be given to StableDiffusion3Pipeline"),
         ({"train": ["unet"]}, r"train = \['unet'\].*\['transformer'\]"),
         ({"reference": "ema"}, "allowed are base, start"),
         ({"lora": None, "adapters": {"a": "b"}}, "need lora settings"),
