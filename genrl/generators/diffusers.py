@@ -18,11 +18,11 @@ from genrl.diffusion.schedulers import choose_path
 from genrl.generators.base import Noise, draw_noise
 from genrl.generators.lora import ADAPTER, LoraSettings, PipelineWeights, save_adapter, train_adapter
 from genrl.generators.pipeline_errors import check_pipeline
+from genrl.generators.pipeline_loading import load_pipeline, quiet
 from genrl.generators.probe import Probe, Rows
 from genrl.generators.prompt_cache import PromptCache
 from genrl.networks.routed import Routed
 from genrl.networks.weights import whole
-from genrl.progress import loading
 
 CONFIG_FILE = "genrl.json"
 DENOISERS = ("transformer", "unet", "prior")  # beginnings of the names that diffusers gives to denoisers
@@ -134,16 +134,10 @@ class DiffusersGenerator:
     def _load_pipeline(self, progress: bool = False) -> Any:
         if not self._on_disk:
             return self.model
-        try:
-            from diffusers.pipelines import DiffusionPipeline, pipeline_utils
-        except ImportError as error:
-            raise ImportError('diffusers pipelines need the package: pip install "genrl[diffusers]"') from error
         dtypes = {"default": getattr(torch, self._config["dtype"])}
         if self.lora is None:  # what is trained is read in full precision
             dtypes |= {name: torch.float32 for name in self.train or [f"{n}{i}" for n in DENOISERS for i in ("", "_2")]}
-        key = "dtype" if hasattr(pipeline_utils, "_resolve_dtype") else "torch_dtype"  # its name before 0.4x
-        with loading(f"loading {self.model}", progress, "diffusers", "transformers"):
-            return DiffusionPipeline.from_pretrained(self.model, **{key: dtypes}, **self.load)
+        return load_pipeline(self.model, dtypes, self.load, progress)
 
     def _build(self, pipe: Any) -> None:
         check_pipeline(pipe)
@@ -172,7 +166,8 @@ class DiffusersGenerator:
             if config["gradient_checkpointing"]:
                 part.enable_gradient_checkpointing()
             if config["attention_backend"] is not None:
-                part.set_attention_backend(config["attention_backend"])
+                with quiet():
+                    part.set_attention_backend(config["attention_backend"])
         for name in [name for name in ("tiling", "slicing") if config[f"vae_{name}"]]:
             getattr(pipe.vae, f"enable_{name}")()
         self._network = self._module = Routed(denoisers, lambda: self.module)
@@ -221,7 +216,8 @@ class DiffusersGenerator:
             trained = {key: part for key, part in self._network.named_children() if key in self._network.trained}
             save_adapter(self.pipe, trained, {name: whole(p) for name, p in named.items()}, folder)
         else:
-            self.pipe.save_pretrained(folder)
+            with quiet():
+                self.pipe.save_pretrained(folder)
         config = {**self._config, "model": str(self.model) if self._on_disk else None}
         (folder / CONFIG_FILE).write_text(json.dumps({"generator": type(self).__name__, "arguments": config}, indent=2))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from genrl.generators.base import NamedWeights, load_strictly
+from genrl.generators.pipeline_loading import quiet, reading_adapter
 from genrl.networks.weights import WeightSet, current
 
 ADAPTER = "policy"
@@ -234,7 +235,7 @@ def add_adapter(name: str, model: Any, settings: LoraSettings, seed: int) -> Non
             f"LoRA targets {wrong or list(ATTENTION)} match no layer of {name}; its layers end in {', '.join(endings)}"
         )
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=found, lora_dropout=0.0)
-    with seeded(seed):
+    with seeded(seed), quiet():
         model.add_adapter(config, adapter_name=ADAPTER)
 
 
@@ -253,16 +254,19 @@ def load_adapter(
         ValueError: when it changes nothing: no layer takes it, or every B is zero.
     """
     folder, own = Path(source), hasattr(pipe, "load_lora_weights")
-    try:
-        if own and (not folder.is_dir() or (folder / PIPELINE_FILE).is_file()):
-            pipe.load_lora_weights(str(source), adapter_name=name)
-        for key, model in denoisers.items():
-            if own and (folder / key).is_dir():
-                pipe.load_lora_weights(str(folder / key), adapter_name=name, **{f"load_into_{key}": True})
-            elif (folder / key).is_dir():
-                model.load_lora_adapter(str(folder / key), prefix=None, adapter_name=name, weight_name=PIPELINE_FILE)
-    except ValueError as error:
-        raise ValueError(f"the adapter in {source} does not fit {type(pipe).__name__}: {error}") from error
+    with reading_adapter(name, source):
+        try:
+            if own and (not folder.is_dir() or (folder / PIPELINE_FILE).is_file()):
+                pipe.load_lora_weights(str(source), adapter_name=name)
+            for key, model in denoisers.items():
+                if own and (folder / key).is_dir():
+                    pipe.load_lora_weights(str(folder / key), adapter_name=name, **{f"load_into_{key}": True})
+                elif (folder / key).is_dir():
+                    model.load_lora_adapter(
+                        str(folder / key), prefix=None, adapter_name=name, weight_name=PIPELINE_FILE
+                    )
+        except ValueError as error:
+            raise ValueError(f"the adapter in {source} does not fit {type(pipe).__name__}: {error}") from error
     b = [p for model in denoisers.values() for key, p in model.named_parameters() if f"lora_B.{name}." in key]
     if not b or not (allow_noop or any(bool(p.any()) for p in b)):
         why = "every lora_B is zero, as before any training" if b else f"no layer of {', '.join(denoisers)} takes it"

@@ -1,10 +1,13 @@
 """What does not work with a pipeline is refused with the setting, its value and a remedy."""
 
+import logging
+
 import pytest
 import torch
 from pipelines import encode, make, shared
 
 from genrl import tiny
+from genrl.generators import DiffusersGenerator, LoraSettings
 from genrl.generators.pipeline_errors import check_sizes
 
 
@@ -65,3 +68,60 @@ def test_unknown_arguments_are_answered_with_close_ones_and_negative_guidance_is
         with pytest.raises(ValueError, match=message):
             make("sd3", **settings)
     assert tiny.call_arguments("sd3")["height"] == 32
+
+
+def test_what_cannot_be_loaded_is_named_with_a_remedy(tmp_path, monkeypatch):
+    from diffusers import DiffusionPipeline
+    from huggingface_hub import constants
+
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for model, message in (
+        (tmp_path / "empty", r"generator\.model='.*this folder holds no pipeline, it has no model_index"),
+        (tiny.saved_pipeline("sd3") / "vae", "no pipeline but a single model"),
+        (tmp_path / "none", r"generator\.model='.*the folder does not exist"),
+        ("nobody/nothing", r"generator\.model='nobody/nothing'.*HF_HUB_OFFLINE is set.*hf auth login.*--tiny"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            DiffusersGenerator(str(model)).prepare("cpu")
+    assert isinstance(caught.value.__cause__, OSError)
+
+    (tmp_path / "empty" / "model_index.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cannot be loaded: reading it failed with .*check its files"):
+        DiffusersGenerator(str(tmp_path / "empty")).prepare("cpu")
+
+    def gated(*args, **kwargs):
+        raise OSError("401: you are trying to access a gated repo")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"gated: accept its licence.*hf auth login"):
+        patch.setattr(DiffusionPipeline, "from_pretrained", gated)
+        DiffusersGenerator("owner/gated").prepare("cpu")
+    with pytest.raises(ValueError, match=r"generator\.adapters\.style='.*the folder does not exist"):
+        make("sd3", adapters={"style": str(tmp_path / "none")})
+    with pytest.raises(ValueError, match=r"generator\.adapters\.style='nobody/nothing'.*could not be fetched"):
+        make("sd3", adapters={"style": "nobody/nothing"})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rank": "abc"}, r"generator\.lora\.rank must be an integer, got 'abc'"),
+        ({"rank": 2.5}, r"generator\.lora\.rank must be an integer"),
+        ({"alpha": True}, r"generator\.lora\.alpha must be a number"),
+        ({"targets": "to_q"}, r"generator\.lora\.targets must be a list"),
+    ],
+)
+def test_lora_settings_of_another_type_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        LoraSettings.from_dict(values)
+
+
+def test_libraries_do_not_chatter_when_adapters_are_read(tmp_path, capfd, caplog):
+    shared("sd15").save_pretrained(tmp_path)
+    capfd.readouterr()
+    with caplog.at_level(logging.WARNING):
+        make("sd15", adapters={"style": str(tmp_path)}, attention_backend="native")
+        make("sd15", lora=None).save_pretrained(tmp_path / "whole")
+    written = capfd.readouterr().err + caplog.text
+    assert not any(text in written for text in ("No LoRA keys", "experimental feature", "Writing model shards"))
