@@ -190,3 +190,10 @@ def test_keys_of_a_collection_are_listed_and_it_is_not_taken_for_a_training(caps
 def test_an_unknown_environment_is_a_wrong_command(capsys):
     assert main(["evaluate", "expert", "--env", "metaworld/no-such-task"]) == 2
     assert "no environment 'metaworld/no-such-task'" in capsys.readouterr().err
+
+
+def test_demonstrations_that_are_not_there_are_a_fault_of_the_configuration(tmp_path, capsys):
+    config = Path(__file__).resolve().parent.parent / "configs" / "policies" / "mean_flow.yaml"
+    data = ["data.class_path=genrl.envs.data.DemonstrationFile", f"data.path={tmp_path / 'none.hdf5'}"]
+    assert main(["train", str(config), *data, "env=null", f"run_dir={tmp_path / 'run'}"]) == 2
+    assert "there is no data set at" in " ".join(capsys.readouterr().err.split())

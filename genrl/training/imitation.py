@@ -20,7 +20,7 @@ from genrl.training.logging import Meter
 from genrl.training.optimization import Optimization
 from genrl.training.policy_evaluation import Assessment, Assessor
 from genrl.training.policy_settings import PolicyEvaluationSettings, PolicyTrainerSettings
-from genrl.training.run import Run
+from genrl.training.run import Run, setting_up
 
 VALIDATION_ROWS = 1024  # chunks that the validation loss is measured on at most
 
@@ -100,14 +100,12 @@ class Imitation(Run):
         made.close()
 
     def prepare(self) -> None:
-        with self.accelerator.main_process_first():  # it fills the cache that the others find
-            # A part that holds out episodes itself says exactly which and how many are left to train on.
-            splits = getattr(self.data, "load_split", None)
-            loaded = splits() if splits is not None else self.data.load()
-        try:
+        with setting_up():
+            with self.accelerator.main_process_first():  # it fills the cache that the others find
+                # A part that holds out episodes itself says exactly which and how many are left to train on.
+                splits = getattr(self.data, "load_split", None)
+                loaded = splits() if splits is not None else self.data.load()
             self._take(loaded)
-        except ValueError as error:
-            raise SetupError(str(error)) from error
         self.policy.to(self.device)
         optimizer = self.optimization.start_from(self.accelerator, self.policy.trained_parameters())
         # The module is not wrapped: losses differentiate the network in ways that wrappers do not support, and one sum

@@ -17,7 +17,7 @@ from genrl.generators.base import Generator, encode_prompts
 from genrl.progress import progress_bar
 from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
-from genrl.training.checkpoint import DISK_PROBLEMS, broadcast
+from genrl.training.checkpoint import broadcast
 from genrl.training.collector import Collected, Collector
 from genrl.training.errors import SetupError
 from genrl.training.evaluation import (
@@ -31,7 +31,7 @@ from genrl.training.evaluation import (
 )
 from genrl.training.generator_facts import describe, dry_run_table, gauge_references, remaining_noise
 from genrl.training.monitor import Monitor
-from genrl.training.run import Run
+from genrl.training.run import Run, setting_up
 from genrl.training.run_dir import check_parts
 from genrl.training.scoring import RewardWorker
 from genrl.training.seeding import Layout
@@ -104,7 +104,7 @@ class Loop(Run):
         """Load or train what the run starts from."""
         main = self.accelerator.is_main_process
         parts = [self.reward, *self.evaluation.gauges.values()]
-        try:
+        with setting_up():
             with self.accelerator.main_process_first():  # it fills the caches that the others find
                 self.generator.prepare(self.device, progress=main)
                 for part in parts:
@@ -113,12 +113,6 @@ class Loop(Run):
             self.algorithm.configure(self.generator)
             self.notes += remaining_noise(self.algorithm.train_sampler(), self.seed)
             self._read_prompts(main)
-        except OSError as error:
-            if error.errno in DISK_PROBLEMS:  # of a cache that is being filled; the settings are right
-                raise
-            raise SetupError(str(error)) from error
-        except (ValueError, ImportError) as error:
-            raise SetupError(str(error)) from error
         self.updater.prepare(self.accelerator, self.layout)
         margins = self.evaluation.alarm_margin, self.evaluation.drift_margin
         self.monitor = Monitor(margins[0], self.trainer.collapse_fraction, margins[1])

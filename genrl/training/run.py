@@ -7,7 +7,8 @@ What is trained is the business of :class:`genrl.training.Loop` (generators agai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,17 @@ from genrl.training.settings import RunSettings
 from genrl.training.stopping import StopRequest
 
 T = TypeVar("T")
+
+
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """Turn what cannot be loaded into SetupError; a disk that fails is no fault of the configuration."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, SetupError) or (isinstance(error, OSError) and error.errno in DISK_PROBLEMS):
+            raise
+        raise SetupError(str(error)) from error
 
 
 class Run:
