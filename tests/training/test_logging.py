@@ -143,3 +143,11 @@ def test_rewards_by_prompt_are_cut_like_the_metrics_when_a_run_goes_on(tmp_path)
     assert [r["iteration"] for r in records()] == [0, 2, 4] and records()[-1]["text"] == {"2": "never drawn"}
     RunWriter(tmp_path, None, tensorboard=False).close()
     assert not path.exists()
+
+
+def test_a_progress_line_does_not_show_a_small_number_as_nothing():
+    from genrl.training.progress import _note
+
+    metrics = {"reward/total": 0.5, "ratio/clip_fraction": 0.0, "grad/norm": 1.234e-5}
+    assert _note(metrics) == "reward 0.500  clipped 0.000  grad 1.2e-05"
+    assert _note({"loss/total": -0.00034, "grad/norm": 0.001}) == "loss -0.00034  grad 0.001"
