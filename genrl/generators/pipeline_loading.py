@@ -62,10 +62,10 @@ def load_pipeline(
 def _reason(source: str | os.PathLike[str], error: BaseException) -> str:
     """Why something on the disk or the hub could not be read, and what helps."""
     folder, original = Path(source), f"{type(error).__name__}: {str(error).strip()}"
+    if _is_path(source) and not folder.exists():
+        return f"the folder does not exist ({type(error).__name__}); give a folder, or a hub id OWNER/NAME"
     if folder.exists() or not (isinstance(error, OSError) or "offline" in original):
         return f"reading it failed with {original}; check its files, and generator.load"
-    if _is_path(source):
-        return f"the folder does not exist ({type(error).__name__}); give a folder, or a hub id OWNER/NAME"
     if "gated" in f"{original} {error.__cause__}".lower():
         return "access to it is gated: accept its licence on its page of the hub and log in with `hf auth login`"
     offline = [
