@@ -7,6 +7,7 @@ import difflib
 import inspect
 import logging
 import math
+import re
 from typing import Any
 
 import torch
@@ -56,7 +57,9 @@ def _named(name: str) -> Any:
 
     known = [key for key in dir(diffusers) if key.endswith("Scheduler")]
     if name not in known:
-        close = difflib.get_close_matches(name, known, 3, 0.5) or ["FlowMatchEulerDiscreteScheduler", "DDIMScheduler"]
+        own = {key.removesuffix("Scheduler"): key for key in known}  # the common ending makes all names alike
+        close = [own[key] for key in difflib.get_close_matches(re.sub(r"[Ss]ched\w*$", "", name), own, 3, 0.6)]
+        close = close or ["FlowMatchEulerDiscreteScheduler", "DDIMScheduler"]
         raise ValueError(f"generator.scheduler={name!r} is no scheduler of diffusers; did you mean {', '.join(close)}?")
     return getattr(diffusers, name)
 

@@ -70,7 +70,7 @@ def check_sizes(pipe: Any, asked: Mapping[str, Any], used: Mapping[str, Any], la
     does = ", ".join(f"{key} {both[key][1]}" for key in both if key in wrong)
     call = ", ".join(f"{key}: {value}" for key, value in remedy.items())
     raise PipelineError(
-        f"{type(pipe).__name__} does not keep {said}: it works at {does}; ask for a size that it keeps, such as that"
+        f"{type(pipe).__name__} does not keep {said}: it works at {does}; give what it works at"
         + (f", or set generator.call: {{{call}}}" if call else "")
     )
 

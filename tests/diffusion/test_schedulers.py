@@ -63,3 +63,5 @@ def test_schedulers_that_step_otherwise_are_refused(name, settings):
 def test_a_name_that_is_no_scheduler_is_refused_with_close_ones():
     with pytest.raises(ValueError, match=r"generator\.scheduler='DDIMSchedular'.*did you mean DDIMScheduler"):
         choose_path(diffusers.DDIMScheduler(), "DDIMSchedular")
+    with pytest.raises(ValueError, match=r"mean FlowMatchEulerDiscreteScheduler, DDIMScheduler\?"):
+        choose_path(diffusers.DDIMScheduler(), "FooScheduler")
