@@ -118,7 +118,7 @@ class DiffusersGenerator:
         self._device = torch.device(device)
         if self._module is None:
             self._build(self._load_pipeline(progress))
-        for part in _modules(self.pipe).values():
+        for part in self.parts.values():
             if not (self._probe.texts.asleep and part in self._probe.texts.encoders):
                 part.to(self._device)
         if not self._table:  # row 0 stands where only sizes matter
@@ -151,9 +151,10 @@ class DiffusersGenerator:
         scheduler, self.path, self.prediction = choose_path(pipe.scheduler, config["scheduler"])
         texts = PromptCache(pipe, config["prompt_cache"], config["offload_text_encoders"])
         self._probe = Probe(pipe, scheduler, self.call, self._negative, texts)
-        for part in _modules(pipe).values():
+        self.parts = _modules(pipe)
+        for part in self.parts.values():
             part.eval().requires_grad_(False)
-        denoisers = {name: part for name, part in _modules(pipe).items() if name.startswith(DENOISERS)}
+        denoisers = {name: part for name, part in self.parts.items() if name.startswith(DENOISERS)}
         trained = list(denoisers) if self.train is None else self.train
         if not trained or set(trained) - denoisers.keys():
             raise ValueError(f"train = {trained} are not among the denoisers of {kind.__name__}: {list(denoisers)}")

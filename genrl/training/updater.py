@@ -47,7 +47,8 @@ class Updater(Optimization):
             TrainingError: when trainable weights are not float32, or a dropout layer is active.
         """
         self.layout = layout
-        _refuse_dropout(self.generator.module)
+        for part in [self.generator.module, *getattr(self.generator, "parts", {}).values()]:  # frozen ones as well
+            _refuse_dropout(part)
         sharing = make_sharing(accelerator, self.settings)
         self._most = lambda n: int(accelerator.gather(torch.tensor([n], device=accelerator.device)).max())
         if sharing.gathers:

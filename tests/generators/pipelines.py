@@ -12,8 +12,7 @@ from genrl.diffusion.schedulers import choose_path
 from genrl.generators import DiffusersGenerator
 from genrl.tiny.families import REGISTRY
 
-PROMPTS = ["a red cat", "the number 5"]
-LORA = {"rank": 2, "alpha": 8}
+PROMPTS, LORA = ["a red cat", "the number 5"], {"rank": 2, "alpha": 8}
 
 
 @functools.cache
@@ -74,5 +73,5 @@ def native(family, x1, steps=3, pipe=None, **call):
 
     pipe.prepare_latents = given
     image = {} if image_of(family) is None else {"image": image_of(family)}
-    call = {**tiny.call_arguments(family), **image, **call}
-    return pipe(prompt=PROMPTS[:1], num_inference_steps=steps, output_type="pt", **call)[0]
+    call = {"num_inference_steps": steps, "output_type": "pt", **tiny.call_arguments(family), **image, **call}
+    return pipe(prompt=PROMPTS[:1], **call)[0]

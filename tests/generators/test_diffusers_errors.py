@@ -7,8 +7,14 @@ import torch
 from pipelines import encode, make, shared
 
 from genrl import tiny
+from genrl.algorithms import PolicyGradient
 from genrl.generators import DiffusersGenerator, LoraSettings
 from genrl.generators.pipeline_errors import check_sizes
+from genrl.training import TrainerSettings
+from genrl.training.errors import TrainingError
+from genrl.training.processes import make_accelerator
+from genrl.training.seeding import Layout
+from genrl.training.updater import Updater
 
 
 def test_sizes_that_a_pipeline_does_not_keep_are_refused():
@@ -125,3 +131,16 @@ def test_libraries_do_not_chatter_when_adapters_are_read(tmp_path, capfd, caplog
         make("sd15", lora=None).save_pretrained(tmp_path / "whole")
     written = capfd.readouterr().err + caplog.text
     assert not any(text in written for text in ("No LoRA keys", "experimental feature", "Writing model shards"))
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder_3"])  # trained, and frozen
+def test_a_part_that_drops_out_is_refused_before_anything_is_trained(part):
+    generator = make("sd3")
+    network = getattr(generator.pipe, part)
+    network.dropped = torch.nn.Dropout(0.1)
+    updater = Updater(generator, PolicyGradient(steps=3), TrainerSettings())
+    network.eval()
+    updater.prepare(make_accelerator(updater.settings), Layout(2, 2, 1, 1, 0))
+    network.dropped.train()
+    with pytest.raises(TrainingError, match="dropped is a dropout layer in training mode"):
+        updater.prepare(make_accelerator(updater.settings), Layout(2, 2, 1, 1, 0))
