@@ -37,14 +37,18 @@ class Routed(nn.Module):
             part.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
     def forward(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        result = nn.Module.__call__(getattr(self, name), *args, **kwargs)  # past the replaced `__call__`
+        part = getattr(self, name)
+        result = nn.Module.__call__(part, *args, **kwargs)  # past the replaced `__call__`
         if not torch.is_grad_enabled():
             return result
-        if torch.distributed.is_initialized():
-            # Data parallelism waits for the gradient of every trained weight, and not every call uses all of them.
-            touched = [p for p in self.parameters() if p.requires_grad and not is_sharded(p)]
+        if name not in self.trained:  # a loss that no trained weight has a part in is no error
+            touched = [next(p for p in self.parameters() if p.requires_grad)]
+        elif torch.distributed.is_initialized():
+            # Data parallelism waits for the gradient of every weight of this part, and some have none. Other parts are
+            # left without one, as on one process: a gradient of zero would let momentum and weight decay move them.
+            touched = [p for p in part.parameters() if p.requires_grad and not is_sharded(p)]
         else:
-            touched = [] if name in self.trained else [next(p for p in self.parameters() if p.requires_grad)]
+            touched = []
         return _map(lambda x: _Touch.apply(x, *touched), result) if touched else result
 
 

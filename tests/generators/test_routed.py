@@ -47,10 +47,13 @@ def test_wrapped_networks_give_the_same_and_pass_the_same_gradients(family, wrap
         assert (a - b).norm() <= tolerance * a.norm() and (wrapped != "autocast" or not torch.equal(a, b))
 
 
-def test_networks_that_a_call_does_not_use_get_gradients_of_zero_between_processes(tmp_path):
+def test_weights_of_a_network_that_is_called_have_a_gradient_between_processes_and_others_none(tmp_path):
+    from torch.nn.parallel import DistributedDataParallel
+
     from genrl.networks.routed import Routed
 
     parts = {"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2), "frozen": torch.nn.Linear(2, 2)}
+    parts["a"].idle = torch.nn.Parameter(torch.ones(3))  # no call uses it
     parts["frozen"].requires_grad_(False)
     routed = Routed(parts, lambda: routed)
     parts["a"](torch.ones(1, 2)).sum().backward()
@@ -58,10 +61,14 @@ def test_networks_that_a_call_does_not_use_get_gradients_of_zero_between_process
     parts["frozen"](torch.ones(1, 2)).sum().backward()  # a loss that no trained weight has a part in is no error
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        parts["a"](torch.ones(1, 2)).sum().backward()
+        routed.zero_grad()
+        wrapped = DistributedDataParallel(routed, find_unused_parameters=True)
+        for _ in range(2):  # data parallelism complains in the second forward
+            wrapped("a", torch.ones(1, 2)).sum().backward()
     finally:
         torch.distributed.destroy_process_group()
-    assert torch.equal(parts["b"].weight.grad, torch.zeros(2, 2))
+    assert torch.equal(parts["a"].idle.grad, torch.zeros(3)) and parts["a"].weight.grad.any()
+    assert parts["b"].weight.grad is None  # an optimizer leaves it alone, weight decay included
     half = torch.ones(1, 2, dtype=torch.bfloat16)
     assert parts["a"](half).dtype == torch.float32 and type(parts["a"]).__name__ == "Linear"
 
