@@ -18,6 +18,7 @@ from torch import Tensor
 from genrl.diffusion import RowNoise, Sampler, Trajectory, VelocityFn, index_batch
 from genrl.generators.base import Generator
 from genrl.objectives import Advantages
+from genrl.prompts import Prompt
 
 Unit = tuple[int, ...]
 Metrics = dict[str, Tensor]
@@ -35,6 +36,9 @@ class Batch:
         noise: noise of these rows.
         group_noise: noise that samples of a group share.
         seed, iteration: of the run.
+        prompts: the B prompts.
+        score: (media [B, ...], prompts) -> float32 [B], the trained reward of media that are not final, for methods
+            that steer; NaN where not scored. None outside a run.
     """
 
     cond: Any
@@ -44,6 +48,8 @@ class Batch:
     group_noise: RowNoise
     seed: int
     iteration: int
+    prompts: Sequence[Prompt] = ()
+    score: Callable[[Tensor, Sequence[Prompt]], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,9 @@ class Algorithm(Protocol):
         micro_batch: samples per forward and backward, or None for a whole minibatch.
         steps: sampling steps, hence network evaluations a sample costs at least.
         shift: of the sampling grid, None for the generator's own; evaluation uses the same.
+
+    A method ``observe(rollout, media, prompts) -> Rollout`` is optional: it sees the decoded media of a roll-out, before
+    they are scored, and may keep something in ``rollout.extra`` (credit maps, features).
     """
 
     inner_epochs: int

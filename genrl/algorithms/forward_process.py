@@ -19,7 +19,7 @@ from torch import Tensor
 
 from genrl.algorithms.base import Batch, Metrics, Rollout, Unit, chunked, initial_noise
 from genrl.diffusion import Euler, Kernel, Path, Sampler, VelocityFn
-from genrl.generators.base import Generator, schedule_for
+from genrl.generators.base import Generator, sampler_for, schedule_for
 from genrl.networks.weights import WeightSet
 from genrl.objectives import GRPO, AdvantageEstimator, Advantages, nft_loss, optimality
 
@@ -92,7 +92,7 @@ class ForwardProcess:
 
     def configure(self, generator: Generator) -> None:
         self.path: Path = generator.path
-        self.sampler = Sampler(self.kernel, schedule_for(generator, self.steps, self.shift), path=generator.path)
+        self.sampler = sampler_for(generator, self.kernel, schedule_for(generator, self.steps, self.shift))
         self._old: Any = None
         if self.old_decay > 0:
             self._old = WeightSet(generator.trainable())

@@ -30,7 +30,7 @@ from genrl.diffusion import (
     Window,
     index_batch,
 )
-from genrl.generators.base import Generator, schedule_for
+from genrl.generators.base import Generator, sampler_for, schedule_for
 from genrl.objectives import (
     GRPO,
     AdvantageEstimator,
@@ -123,7 +123,9 @@ class PolicyGradient:
 
     def configure(self, generator: Generator) -> None:
         schedule = schedule_for(generator, self.steps, self.shift)
-        self.sampler = Sampler(self.kernel, schedule, self.window, generator.path)
+        self.sampler = sampler_for(generator, self.kernel, schedule, self.window)
+        if hasattr(self.advantage, "configure"):
+            self.advantage.configure(schedule.t)
         if not self.sampler.eligible:
             raise ValueError(
                 f"{self.kernel} over {self.steps} steps has no step with a density, so there is nothing to train; use "
@@ -216,6 +218,7 @@ class PolicyGradient:
         if rollout.advantage is None:
             raise ValueError("the roll-out has no advantages yet")
         trajectory, sampler = _trajectory(rollout), self.train_sampler()
+        by_step = rollout.extra.get("advantage_by_step")  # [B, T]
         now = self._replay(velocity_fn, rollout, unit)
         means = now.mean.reshape(len(unit), len(rollout), *now.mean.shape[1:])  # [K, B, ...]
         total = torch.zeros(len(rollout), device=now.mean.device)
@@ -227,7 +230,7 @@ class PolicyGradient:
             terms = StepTerms(
                 log_ratio=transition.log_ratio(behaviour, sample, self.reduction),
                 kl_old=transition.kl(behaviour, self.reduction),
-                advantage=rollout.advantage,
+                advantage=rollout.advantage if by_step is None else by_step[:, k],
                 mean=mean,
                 sample=sample,
                 a=step.a,

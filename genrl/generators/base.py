@@ -11,8 +11,11 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from genrl.diffusion.kernels import Kernel
 from genrl.diffusion.paths import Path
+from genrl.diffusion.sampler import Sampler
 from genrl.diffusion.schedule import Schedule
+from genrl.diffusion.windows import Window
 from genrl.networks.weights import WeightSet
 from genrl.prompts import Prompt
 
@@ -33,6 +36,11 @@ class Generator(Protocol):
 
     A method `schedule(steps) -> Schedule` is optional: the time grid that the generator's users sample with, which is
     then the grid of training and evaluation unless a shift is asked for.
+
+    Also optional: `make_sampler(kernel, schedule, window) -> Sampler`, for models that do not sample all of a latent at
+    once (see `sampler_for`); `sampling_kernel`, the kernel that the generator's users sample with where it is not the
+    ODE; `preview(media) -> [B, 3, H, W]`, pictures of media that are none; and `export_media(media, folder, names)`,
+    which writes them as files.
     """
 
     path: Path
@@ -95,6 +103,16 @@ def schedule_for(generator: Generator, steps: int, shift: float | None = None) -
     if shift is None and own is not None:
         return own(steps)
     return Schedule.uniform(steps, 1.0 if shift is None else shift)
+
+
+def sampler_for(
+    generator: Generator, kernel: Kernel, schedule: Schedule, window: str | Sequence[int] | Window = "all"
+) -> Sampler:
+    """The sampler of a generator: its own kind where it has one, else one that moves the whole latent."""
+    own = getattr(generator, "make_sampler", None)
+    if own is not None:
+        return own(kernel, schedule, window)
+    return Sampler(kernel, schedule, window, generator.path)
 
 
 def draw_noise(noise: Noise, shape: tuple[int, ...], device: torch.device | str) -> Tensor:

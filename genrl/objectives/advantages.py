@@ -26,14 +26,20 @@ class Advantages:
     Args:
         values: [P, G] float32, detached; 0 where not scored.
         metrics: floats by name.
+        by_step: [P, G, T] float32 advantages of each denoising step, where they differ; ``values`` then stands for
+            them where one number is needed.
     """
 
     values: Tensor
     metrics: dict[str, float]
+    by_step: Tensor | None = None
 
 
 class AdvantageEstimator(Protocol):
-    """What the training loop needs of an estimator."""
+    """What the training loop needs of an estimator.
+
+    A method ``configure(t)`` is optional: it is told the time grid [T + 1] of the sampler, from 1 to 0.
+    """
 
     def __call__(
         self, rewards: Rewards, weights: Mapping[str, float] | None = None, prompt_ids: Tensor | None = None

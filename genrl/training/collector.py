@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,7 @@ class Collector:
     ):
         self.generator, self.algorithm, self.prompts, self.reward = generator, algorithm, prompts, reward
         self.settings, self.seed = settings, seed
+        self._worker: RewardWorker | None = None
         self.by_prompt: dict[int, float] = {}  # place of a prompt -> its mean reward in the last iteration
 
     def prepare(self, accelerator: Any, layout: Layout) -> None:
@@ -89,19 +91,35 @@ class Collector:
             group_noise=RowNoise.of((*key, "group"), groups, device),
             seed=self.seed,
             iteration=iteration,
+            prompts=prompts,
+            score=self._score,
         )
         return batch, prompts
+
+    def _score(self, media: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The reward that is trained [B] of media that a method wants to know about on the way."""
+        if self._worker is None:
+            raise RuntimeError("rewards can be asked for while an iteration is sampled only")
+        texts = [p.text for p in prompts]
+        scores = self._worker.wait(self._worker.submit(media, texts, [dict(p.metadata) for p in prompts]), texts)
+        counted, weights = self.reward.for_advantage({name: value[:, None] for name, value in scores.items()})
+        total = torch.stack([weights[name] * value.double() for name, value in counted.items()]).sum(0)
+        return total[:, 0].float().to(media.device)
 
     def sample(self, worker: RewardWorker, iteration: int) -> Collected:
         """Samples of this process, with their rewards. Moves no weights; only sharded forwards communicate."""
         began = time.perf_counter()
         rows, chosen = self.layout.local(), self.choose(iteration)
+        observe = getattr(self.algorithm, "observe", None)
+        self._worker = worker
         parts, futures, stats = [], [], []
         for part in chunked(len(rows), self.settings.rollout_batch):
             batch, prompts = self.batch(rows[part], chosen, iteration)
             rollout = self.algorithm.rollout(self.generator.velocity, self.generator, batch)
             with torch.no_grad():
                 media = self.generator.decode(rollout.x0).float()
+            if observe is not None:
+                rollout = observe(rollout, media, prompts)
             texts = [p.text for p in prompts]
             futures.append((worker.submit(media, texts, [dict(p.metadata) for p in prompts]), texts))
             stats.append((len(media), image_statistics(media)))
@@ -151,8 +169,12 @@ class Collector:
         keep = self.algorithm.keep(result.values.masked_fill(missing, math.nan))
         weight = (~missing if keep is None else keep & ~missing).float().flatten()  # [P G]
         local, device = collected.rollout.rows, self.accelerator.device
+        extra = dict(collected.rollout.extra)
+        if result.by_step is not None:
+            extra["advantage_by_step"] = result.by_step.float().flatten(0, 1)[local].to(device)  # [B, T]
         rollout = replace(
             collected.rollout,
+            extra=extra,
             advantage=result.values.float().flatten()[local].to(device),
             weight=weight[local].to(device),
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genrl.algorithms.base import chunked
 from genrl.diffusion import Euler, RowNoise, Sampler
-from genrl.generators.base import Generator, encode_prompts, schedule_for
+from genrl.generators.base import Generator, encode_prompts, sampler_for, schedule_for
 from genrl.prompts import Prompt
 from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statistics, score
 from genrl.rewards.base import joined
@@ -30,11 +30,13 @@ class SampleSet:
     Args:
         media: [N, C, H, W] or [N, F, C, H, W] in [0, 1] on the CPU.
         prompts: N prompts.
+        generator: what drew them, which may have a way of its own to show media that are no pictures.
     """
 
     media: Tensor
     prompts: list[Prompt]
     per_prompt: int
+    generator: Any = None
 
     @property
     def texts(self) -> list[str]:
@@ -46,8 +48,13 @@ class SampleSet:
 
     def shown(self) -> Tensor:
         """The first samples of the first prompts, [R, K, ...], as many as fit into a preview."""
-        columns, rows = picture_counts(self.media)
-        return self.media.reshape(-1, self.per_prompt, *self.media.shape[1:])[:rows, :columns]
+        preview = getattr(self.generator, "preview", None)
+        probe = self.media if preview is None else preview(self.media[:1])
+        columns, rows = picture_counts(probe)
+        shown = self.media.reshape(-1, self.per_prompt, *self.media.shape[1:])[:rows, :columns]
+        if preview is None:
+            return shown
+        return preview(shown.flatten(0, 1)).unflatten(0, shown.shape[:2])
 
     def save(self, path: Path) -> None:
         """Write a preview: a PNG with a row for each of the first prompts, beside it the same as a film for videos."""
@@ -55,11 +62,18 @@ class SampleSet:
         save_image(image_grid(shown), path)
         if shown.dim() == 6:
             save_animation(moving_grid(shown), path)
+        if hasattr(self.generator, "export_media"):  # the first sample of each prompt
+            first = slice(None, None, self.per_prompt)
+            self.generator.export_media(self.media[first], path.with_suffix(""), self.texts[first])
 
 
 def deterministic_sampler(generator: Generator, steps: int, shift: float | None = None) -> Sampler:
-    """The Euler sampler that evaluation and export use; ``shift`` is that of the grid that was trained on."""
-    return Sampler(Euler(), schedule_for(generator, steps, shift), path=generator.path)
+    """The sampler that evaluation and export use; ``shift`` is that of the grid that was trained on.
+
+    It is the ODE (Euler), unless the generator is made for another kernel, such as a few-step consistency student.
+    """
+    kernel = getattr(generator, "sampling_kernel", None) or Euler()
+    return sampler_for(generator, kernel, schedule_for(generator, steps, shift))
 
 
 @torch.no_grad()
@@ -98,7 +112,7 @@ def sample_set(
     media = torch.cat(parts)
     if accelerator is not None and world > 1:
         media = accelerator.gather(media.to(device))[: len(rows)].cpu()
-    return SampleSet(media, [prompts[i] for i in owners], per_prompt)
+    return SampleSet(media, [prompts[i] for i in owners], per_prompt, generator)
 
 
 def measure(
