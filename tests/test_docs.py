@@ -35,13 +35,13 @@ PAGES = sorted(
 )
 METHODS = sorted(path for path in ROOT.glob("docs/methods/*.md") if path.name != "README.md")
 POLICIES = sorted(path for path in ROOT.glob("docs/policies/*.md") if path.name != "README.md")
-CONFIGS_OF = {"methods": ROOT / "configs/digits", "policies": ROOT / "configs/policies"}
+METHOD_FOLDERS = ("digits", "moving_digits", "shapes")
+METHOD_CONFIGS = {p.stem: p for folder in METHOD_FOLDERS for p in sorted((ROOT / "configs" / folder).glob("*.yaml"))}
 SETTINGS = {
     "generator": (TrainerSettings, EvaluationSettings),
     "policy": (PolicyTrainerSettings, PolicyEvaluationSettings),
 }
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
-NOT_METHODS = {"task.yaml"}
 OWN = ("my_rewards.", "my_lab.")  # stand for a reader's own packages
 
 
@@ -179,18 +179,23 @@ def test_other_python_snippets_import_what_exists(page):
 
 def excerpt(page: Path) -> str:
     """The configuration of a method or a policy without the comments at its head."""
-    path = CONFIGS_OF[page.parent.name] / f"{page.stem}.yaml"
+    path = METHOD_CONFIGS[page.stem] if page in METHODS else ROOT / f"configs/policies/{page.stem}.yaml"
     lines = path.read_text(encoding="utf-8").rstrip().splitlines()
     start = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     return "\n".join(lines[start:]) + "\n"
 
 
 def test_every_method_has_a_page_and_a_line_in_both_tables():
-    configs = {p.stem for p in ROOT.glob("configs/digits/*.yaml") if p.name not in NOT_METHODS}
-    assert {page.stem for page in METHODS} <= configs
+    assert {page.stem for page in METHODS} <= METHOD_CONFIGS.keys() - {"task"}
     for page in METHODS:
         assert f"docs/methods/{page.name}" in (ROOT / "README.md").read_text(encoding="utf-8")
         assert f"({page.name})" in (ROOT / "docs/methods/README.md").read_text(encoding="utf-8")
+
+
+def test_every_configuration_of_methods_is_linked():
+    text = "".join(page.read_text(encoding="utf-8") for page in METHODS)
+    for config in METHOD_CONFIGS.values():
+        assert f"../../{names(config)})" in text, f"docs/methods nowhere links to {names(config)}"
 
 
 @pytest.mark.parametrize("page", [*METHODS, *POLICIES], ids=names)
@@ -207,7 +212,7 @@ COMMON = set(inspect.signature(ChunkPolicy).parameters)  # described once, in do
 
 def policy_class(page: Path) -> type[ChunkPolicy]:
     """The policy that the configuration of a page trains."""
-    return import_object(load_config(CONFIGS_OF["policies"] / f"{page.stem}.yaml").raw["policy"]["class_path"], "page")
+    return import_object(load_config(ROOT / f"configs/policies/{page.stem}.yaml").raw["policy"]["class_path"], "page")
 
 
 def section(page: Path, heading: str) -> str:
@@ -229,7 +234,7 @@ def test_every_policy_has_a_page_and_a_line_in_the_table():
 
 def test_every_configuration_of_policies_is_linked():
     text = "".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/policies/*.md"))
-    for config in CONFIGS_OF["policies"].glob("*.yaml"):
+    for config in ROOT.glob("configs/policies/*.yaml"):
         assert f"../../configs/policies/{config.name})" in text, f"docs/policies nowhere links to {config.name}"
 
 
