@@ -272,9 +272,11 @@ class Loop(Run):
 
     def summary_sections(self) -> list[tuple[str, str, set[str]]]:
         own = self.algorithm.train_sampler()
+        evaluated = getattr(self.generator, "sampling_kernel", None)
+        kind = "deterministic sampler" if evaluated is None else f"{type(evaluated).__name__} sampler"
         only = {"reward"} if len(self.reward.rewards) == 1 else set()  # the sum of one reward is that reward
         return [
-            ("eval/", f"deterministic sampler, {self.evaluation.steps} steps", only),
+            ("eval/", f"{kind}, {self.evaluation.steps} steps", only),
             ("eval_train_sampler/", f"sampler of training, {type(own.kernel).__name__} {own.n_steps} steps", only),
         ]
 
