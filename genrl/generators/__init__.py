@@ -4,9 +4,11 @@ from genrl.generators.base import Cond, Generator, Noise, TrainableWeights
 from genrl.generators.diffusers import DiffusersGenerator
 from genrl.generators.digits import DigitPrompts, DigitsGenerator, DigitsPart, DigitsSplit, load_digits_split
 from genrl.generators.lora import LoraSettings, LoraWeights
+from genrl.generators.moving_digits import MOTIONS, MovingDigitPrompts, moving_digits
 from genrl.generators.text import RenderedTextGenerator, TextPrompts
 
 __all__ = [
+    "MOTIONS",
     "Cond",
     "DiffusersGenerator",
     "DigitPrompts",
@@ -16,9 +18,11 @@ __all__ = [
     "Generator",
     "LoraSettings",
     "LoraWeights",
+    "MovingDigitPrompts",
     "Noise",
     "RenderedTextGenerator",
     "TextPrompts",
     "TrainableWeights",
     "load_digits_split",
+    "moving_digits",
 ]
