@@ -240,7 +240,7 @@ class Sampler:
         return Trajectory(self.schedule.t, kept, states, means, x, evaluations)
 
     def replay(
-        self, velocity_fn: VelocityFn, trajectory: Trajectory, step: int | Sequence[int], cond: Any = None
+        self, velocity_fn: VelocityFn, trajectory: Trajectory, step: int | Sequence[int] | Tensor, cond: Any = None
     ) -> GaussianTransition:
         """The transition of a stored step under the current network, with gradients.
 
@@ -248,7 +248,8 @@ class Sampler:
             velocity_fn: the network, as in the roll-out.
             trajectory: a roll-out of this sampler, or some of its samples.
             step: one stochastic step k, giving [B, ...]; or several, which are evaluated in one forward and give
-                [K * B, ...] in the order of the steps.
+                [K * B, ...] in the order of the steps; or an int64 tensor [B] of stored steps, one of its own for each
+                sample, giving [B, ...].
             cond: conditioning of the B samples.
 
         Raises:
@@ -259,6 +260,8 @@ class Sampler:
                 f"the trajectory was sampled on {len(trajectory.t) - 1} steps {_short(trajectory.t)}, this sampler has "
                 f"{self.n_steps} steps {_short(self.schedule.t)}; replay needs the sampler of the roll-out"
             )
+        if isinstance(step, Tensor):
+            return self._replay_own(velocity_fn, trajectory, step, cond)
         chosen = (step,) if isinstance(step, int) else tuple(step)
         missing = [k for k in chosen if k not in trajectory.means]
         if missing:
@@ -274,6 +277,36 @@ class Sampler:
         rows = zip(x.chunk(len(chosen)), v.chunk(len(chosen)), numbers, strict=True)
         mean = torch.cat([linear_mean(x_k, v_k, n.c_x, n.c_v) for x_k, v_k, n in rows])
         return GaussianTransition(mean, s, deterministic=False)
+
+    def _replay_own(
+        self, velocity_fn: VelocityFn, trajectory: Trajectory, steps: Tensor, cond: Any
+    ) -> GaussianTransition:
+        """One forward in which every sample is at a step of its own."""
+        numbers = {k: self.step(k, True) for k in trajectory.steps}
+        x = of_each(trajectory.states, steps, trajectory.steps)  # [B, ...]
+        t, s = (self.numbers(name, steps, x) for name in ("t", "s"))  # [B] each
+        v = _velocity(velocity_fn, x, t, cond)
+        # With numbers as coefficients, which round as those of the roll-out.
+        means = {k: linear_mean(x, v, n.c_x, n.c_v) for k, n in numbers.items()}
+        return GaussianTransition(of_each(means, steps, trajectory.steps), s, deterministic=False)
+
+    def numbers(self, name: str, steps: Tensor, like: Tensor) -> Tensor:
+        """A number of :class:`Step` for each sample, [B] float32, when sample b is at stochastic step steps[b]."""
+        table = torch.tensor([getattr(step, name) for step in self._noisy], dtype=torch.float64)
+        return table.float().to(like.device)[steps.to(like.device)]
+
+
+def of_each(tensors: Mapping[int, Tensor], steps: Tensor, among: Sequence[int], later: int = 0) -> Tensor:
+    """Row b of tensors[steps[b] + later] for each sample b, [B, ...]; waits for no device.
+
+    Args:
+        tensors: grid index -> [B, ...]. steps: int64 [B], each in ``among``. later: 1 for the states that steps end at.
+    """
+    taken = tensors[among[0] + later]
+    steps = steps.to(taken.device).reshape(-1, *(1,) * (taken.dim() - 1))
+    for k in among[1:]:
+        taken = torch.where(steps == k, tensors[k + later], taken)
+    return taken
 
 
 def _velocity(velocity_fn: VelocityFn, x: Tensor, t: Tensor, cond: Any) -> Tensor:

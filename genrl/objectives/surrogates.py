@@ -43,6 +43,8 @@ class StepTerms:
         std: s > 0. dt: D = t - t' > 0. kappa: |d mu / d v|. Numbers, or [B].
         dim: number of latent elements.
         reduction: ``"mean"`` or ``"sum"`` over them.
+        weight: of the elements, broadcastable to ``mean`` and of mean 1 for each sample, with which l and k were reduced
+            (:mod:`genrl.algorithms.token_weights`); None for 1 everywhere.
     """
 
     log_ratio: Tensor
@@ -56,6 +58,7 @@ class StepTerms:
     kappa: Number
     dim: int
     reduction: Reduction
+    weight: Tensor | None = None
 
     def __post_init__(self) -> None:
         # A schedule's float64 must not raise the loss to float64.
@@ -340,7 +343,8 @@ class ConsistencyRegression:
         advantage = expand(terms.advantage, terms.mean)
         pull = advantage * a / (2 * std**2) * (terms.sample - terms.mean)
         # x0_hat less its own value is exactly 0, where a pull added to a large x0_hat would be rounded away.
-        loss = self.scale * reduce_elements((x0_hat - x0_hat.detach() - pull.detach()).square(), terms.reduction)
+        gap = x0_hat - x0_hat.detach() - pull.detach()
+        loss = self.scale * reduce_elements(gap.square(), terms.reduction, terms.weight)
         return torch.where(terms.advantage == 0, torch.zeros_like(loss), loss), _measure(terms, None, None)
 
 

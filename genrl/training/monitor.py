@@ -74,7 +74,7 @@ class Monitor:
             values[f"{step}/first_step_gap"] = gap
         if gaps:
             values["ratio/first_step_gap"] = max(gaps.values())
-        for step in {k.split("/")[0] for k in values if k.startswith("step_")}:
+        for step in {k.split("/")[0] for k in values if k.startswith("step_")} - {"step_own"}:  # which has no one time
             values[f"{step}/t"] = sampler.step(int(step.removeprefix("step_")), True).t
         for inner, (name, how) in _REDUCED.items():
             found = [v for k, v in values.items() if k.startswith("step_") and k.split("/")[1] == inner]

@@ -70,11 +70,12 @@ class Updater(Optimization):
             TrainingError: when the algorithm and the generator cannot promise that.
         """
         one_time = getattr(self.algorithm, "steps_per_forward", 0) == 1
+        one_time = one_time and getattr(self.algorithm, "transitions_per_sample", None) is None
         if getattr(self.generator, "uses_part_of_weights", False) and not one_time:
             raise TrainingError(
                 f"with {type(self.algorithm).__name__} processes would evaluate different networks of "
                 f"{type(self.generator).__name__} at the same moment, because times differ within a batch; use a "
-                "policy gradient with steps_per_forward: 1, or trainer.sharding: none"
+                "policy gradient with steps_per_forward: 1 and transitions_per_sample: null, or trainer.sharding: none"
             )
         self.generator.most = self._most  # type: ignore[attr-defined]
 
