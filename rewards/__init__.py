@@ -18,11 +18,13 @@ from .gates import Conjunction, Gate
 from .geneval import CompositionReward
 from .image_reward import ImageReward
 from .motion import DynamicDegree, MotionSmoothness, displacement
+from .moving_digits import MotionMatch, MovingDigitJudge, MovingDigitProxy
 from .ocr import OCRReward
 from .preference import HPSv2, PickScore
 from .remote import RemoteReward, RemoteRewardError
 from .resized import Resized
 from .statistics import image_statistics
+from .video_questions import MovingDigitQuestions
 from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
 from .vlm_model import VLMOptions
 
@@ -48,7 +50,11 @@ __all__ = [
     "ImageReward",
     "Incompressibility",
     "JPEGCompressibility",
+    "MotionMatch",
     "MotionSmoothness",
+    "MovingDigitJudge",
+    "MovingDigitProxy",
+    "MovingDigitQuestions",
     "OCRReward",
     "OpenCLIPScore",
     "PairwiseDiversity",
