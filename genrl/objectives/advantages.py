@@ -57,7 +57,7 @@ def group_relative(
     std_scope: Literal["group", "batch", "none"] = "group",
     leave_one_out: bool = False,
     per_reward: bool = False,
-    whiten: bool = False,
+    whiten: bool | Literal["batch", "group"] = False,
     weights: Mapping[str, float] | None = None,
     eps: float = EPS,
     clip: float | None = CLIP,
@@ -74,7 +74,8 @@ def group_relative(
         per_reward: normalise every reward by itself and add the results with their weights (GDPO, arXiv 2601.05242);
             otherwise normalise the weighted sum. A sample that some rewards scored and others did not counts with
             those that did; in the sum it is not scored.
-        whiten: divide the result by its standard deviation over the batch, as GDPO does after the sum.
+        whiten: divide the result by its standard deviation: ``"batch"`` (or True) over the batch, as GDPO does after
+            the sum, ``"group"`` over the group, as CM-GRPO does.
         weights: of the rewards by name; 1 where absent, and a reward of weight 0 is ignored, NaN included.
         eps: added to standard deviations.
         clip: largest absolute value, or None.
@@ -87,19 +88,22 @@ def group_relative(
     for name, value, allowed in [
         ("mean_scope", mean_scope, ("group", "batch")),
         ("std_scope", std_scope, ("group", "batch", "none")),
+        ("whiten", whiten, (False, True, "batch", "group")),
     ]:
         if value not in allowed:
-            raise ValueError(f"{name} = {value!r} is unknown; allowed are {', '.join(allowed)}")
+            raise ValueError(f"{name} = {value!r} is unknown; allowed are {', '.join(map(str, allowed))}")
     scale = _scale(named, weights)
     if per_reward:
         parts = {n: _normalise(r, mean_scope, std_scope, leave_one_out, eps) for n, r in named.items()}
         result = _weighted_sum(parts, scale)
     else:
         result = _normalise(_weighted_sum(named, scale), mean_scope, std_scope, leave_one_out, eps)
-    if whiten:  # the mean over the batch is 0 already
+    if whiten:  # the mean is 0 already
         counted = [~torch.isnan(r) for name, r in named.items() if scale[name] != 0]
-        scored = torch.stack(counted).any(0).sum() if counted else torch.ones(())
-        result = _divide(result, (result.square().sum() / scored.clamp(min=1)).sqrt(), eps)
+        scored = torch.stack(counted).any(0).double() if counted else torch.ones_like(result)
+        scope = "group" if whiten == "group" else "batch"
+        squares, count = (_rows(each, scope).sum(1, keepdim=True) for each in (result.square(), scored))
+        result = _divide(result, (squares / count.clamp(min=1)).sqrt(), eps)
     if clip is not None:
         result = result.clamp(-clip, clip)
     return result.float()
@@ -218,7 +222,7 @@ class GroupRelative:
         std_scope: Literal["group", "batch", "none"] = "group",
         leave_one_out: bool = False,
         per_reward: bool = False,
-        whiten: bool = False,
+        whiten: bool | Literal["batch", "group"] = False,
         eps: float = EPS,
         clip: float | None = CLIP,
     ):
@@ -282,13 +286,14 @@ def FlowGRPO(eps: float = EPS, clip: float | None = CLIP) -> GroupRelative:
     return GroupRelative("group", "batch", eps=eps, clip=clip)
 
 
-def GDPO(eps: float = EPS, clip: float | None = CLIP) -> GroupRelative:
+def GDPO(eps: float = EPS, clip: float | None = CLIP, whiten: Literal["batch", "group"] = "batch") -> GroupRelative:
     """Every reward normalised in its group, weighted sum, then batch whitening (GDPO, arXiv 2601.05242).
 
     Args:
         eps, clip: see :func:`group_relative`.
+        whiten: ``"group"`` normalises the sum in its group instead (CM-GRPO, arXiv 2605.15190).
     """
-    return GroupRelative("group", "group", per_reward=True, whiten=True, eps=eps, clip=clip)
+    return GroupRelative("group", "group", per_reward=True, whiten=whiten, eps=eps, clip=clip)
 
 
 class RunningAdvantage:

@@ -95,6 +95,15 @@ def test_two_rewards_of_gdpo_match_the_table_worked_out_by_hand():
     torch.testing.assert_close(values, torch.tensor([[-1.5, 1.5], [1.0, -1.0]]) / 1.625**0.5)
 
 
+def test_gdpo_may_normalise_the_sum_in_its_group_as_cm_grpo_does():
+    # The same sums (-1.5, 1.5) and (1, -1), each divided by the standard deviation of its group.
+    rewards = {"a": torch.tensor([[0.0, 2.0], [5.0, 3.0]]), "b": torch.tensor([[10.0, 30.0], [7.0, 7.0]])}
+    values = GDPO(eps=0, whiten="group")(rewards, {"b": 0.5}).values
+    torch.testing.assert_close(values, torch.tensor([[-1.0, 1.0], [1.0, -1.0]]))
+    with pytest.raises(ValueError, match="'prompt'"):
+        GDPO(whiten="prompt")(rewards)
+
+
 def test_rloo_subtracts_the_mean_of_the_other_samples():
     r = draw()
     others = torch.stack([torch.stack([torch.cat([g[:i], g[i + 1 :]]).mean() for i in range(len(g))]) for g in r])
