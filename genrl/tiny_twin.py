@@ -61,7 +61,8 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
             arguments = values.get("init_args", values)
             own = _names(values)
             for name, size in sizes.items():
-                if f"{section}.{name}" not in given and (name in arguments or name in own):
+                alone = name == "minibatches" and arguments.get(name) == 1  # methods without a ratio allow one update
+                if f"{section}.{name}" not in given and (name in arguments or name in own) and not alone:
                     arguments[name] = size
     trainer = raw.get("trainer", {})
     if "group_size" in trainer and "trainer.group_size" not in given:
