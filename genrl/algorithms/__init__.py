@@ -1,8 +1,23 @@
 """Methods: objects that the training loop drives."""
 
 from genrl.algorithms.base import Algorithm, Batch, Rollout
-from genrl.algorithms.forward_process import ForwardProcess
+from genrl.algorithms.forward_process import AdvantageWeightedMatching, ForwardProcess, PositivesOnly
+from genrl.algorithms.homing import Homing
 from genrl.algorithms.policy_gradient import PolicyGradient
-from genrl.algorithms.token_weights import ChunkWeights, TokenWeights
+from genrl.algorithms.preference import OnlineDPO
+from genrl.algorithms.token_weights import ChunkWeights, TokenWeights, VideoCredit
 
-__all__ = ["Algorithm", "Batch", "ChunkWeights", "ForwardProcess", "PolicyGradient", "Rollout", "TokenWeights"]
+__all__ = [
+    "AdvantageWeightedMatching",
+    "Algorithm",
+    "Batch",
+    "ChunkWeights",
+    "ForwardProcess",
+    "Homing",
+    "OnlineDPO",
+    "PolicyGradient",
+    "PositivesOnly",
+    "Rollout",
+    "TokenWeights",
+    "VideoCredit",
+]

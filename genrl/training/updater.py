@@ -55,7 +55,7 @@ class Updater(Optimization):
             self._keep_in_step()
         self.names = list(self.generator.state_dict())  # in the order of trainable()
         sharing.distribute(self.generator)
-        if getattr(self.algorithm, "kl_weight", 0) > 0:
+        if getattr(self.algorithm, "kl_weight", 0) > 0 or getattr(self.algorithm, "needs_reference", False):
             with self.generator.reference():  # what the start is can be told for sure before anything is written only
                 pass
         parameters = [current(p) for p in self.generator.trainable()]
