@@ -21,6 +21,7 @@ from .motion import DynamicDegree, MotionSmoothness, displacement
 from .moving_digits import MotionMatch, MovingDigitJudge, MovingDigitProxy
 from .ocr import OCRReward
 from .preference import HPSv2, PickScore
+from .prompt_questions import LanguageModelQuestions, TemplateQuestions, TransformersText
 from .remote import RemoteReward, RemoteRewardError
 from .resized import Resized
 from .statistics import image_statistics
@@ -50,6 +51,7 @@ __all__ = [
     "ImageReward",
     "Incompressibility",
     "JPEGCompressibility",
+    "LanguageModelQuestions",
     "MotionMatch",
     "MotionSmoothness",
     "MovingDigitJudge",
@@ -65,6 +67,8 @@ __all__ = [
     "Reward",
     "RewardError",
     "SetMetric",
+    "TemplateQuestions",
+    "TransformersText",
     "VLMLikelihood",
     "VLMOptions",
     "VLMRegressionHead",

@@ -11,7 +11,7 @@ Models that fit: Qwen/Qwen2-VL-2B-Instruct (Apache-2.0, 4.4 GB in bfloat16), Qwe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ class VLMLikelihood(_VLMReward):
     """How likely a vision-language model holds the right answers to questions about the media: [B], larger is better.
 
     The questions of a sample are `metadata[i]["questions"]`, a list of [question, answer] or [question, answer, other
-    answer]; without them `template` is asked, and `answer` is right. Several questions count as their mean.
+    answer]; without them those of `ask`, or `template`, to which `answer` is right. Several count as their mean.
 
     Args:
         model: hub id or folder.
@@ -63,6 +63,8 @@ class VLMLikelihood(_VLMReward):
         answer, other: the right answer to the template and the wrong one. Questions that have one of them as their
             answer need not name the other.
         both_cases: add up the probabilities of 'yes' and 'Yes', whichever is given.
+        ask: what makes the questions of a prompt whose metadata has none: a part called with the prompt that gives such
+            a list, as `TemplateQuestions` and `LanguageModelQuestions` do. None asks `template`.
         per_question: return so many questions on their own, as `question_0`, `question_1`, ...; NaN where a sample has
             less. True takes as many as a batch has, which serves where all prompts have equally many.
         options: loading and running, see `VLMOptions`.
@@ -80,8 +82,10 @@ class VLMLikelihood(_VLMReward):
         both_cases: bool = True,
         per_question: bool | int = False,
         options: VLMOptions = _DEFAULTS,
+        ask: Callable[[str], Sequence[Sequence[str]]] | None = None,
     ) -> None:
         super().__init__(model, options)
+        self.ask = ask
         known = ("two_way", "probability", "log_likelihood", "mean_log_likelihood")
         if value not in known:
             raise ValueError(f"value is {value!r}; give one of {', '.join(known)}.")
@@ -89,6 +93,16 @@ class VLMLikelihood(_VLMReward):
         self.answer, self.other = answer, other
         self.both_cases, self.per_question = both_cases, per_question
         self.range = (-math.inf, 0.0) if "log" in value else (0.0, 1.0)
+
+    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
+        """Load the model, and what makes the questions."""
+        super().prepare(device, progress)
+        if hasattr(self.ask, "prepare"):
+            self.ask.prepare(device, progress)
+
+    def frames_shown(self, count: int) -> list[int]:
+        """Which of `count` frames the model sees; the others have no gradient."""
+        return self.vlm.frame_indices(count)
 
     def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor | dict[str, Tensor]:
         """[B], or one [B] a question."""
@@ -114,7 +128,10 @@ class VLMLikelihood(_VLMReward):
         """
         asked = []
         for prompt, entry in zip(prompts, metadata, strict=True):
-            given = entry.get("questions", [(fill(self.template, media, prompt=prompt), self.answer, self.other)])
+            given = entry.get("questions")
+            if "questions" not in entry:
+                asking = [(fill(self.template, media, prompt=prompt), self.answer, self.other)]
+                given = asking if self.ask is None else [*self.ask(prompt)]
             if isinstance(given, str) or not given:
                 raise ValueError(
                     f"prompt {prompt!r} has metadata questions {given!r}; give a list of [question, answer] pairs, not "

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +115,8 @@ class VisionLanguageModel:
                 )
             self._find_out_about_gradients()
             with explained(self.owner, self.id), loading(f"loading {self.id}", progress, "transformers"):
-                model = _load_model(self.id, self.options)
-            if self.options.checkpointing:
-                _checkpoint_layers(model)
-            self._model = model.eval().requires_grad_(False)
+                self._shared = _shared_model(self.id, self.options, device)
+            self._model = self._shared.model
         self._model.to(device)
 
     @property
@@ -334,7 +334,8 @@ class VisionLanguageModel:
         device, dtype = self.device, self._model.dtype
         ready = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         ready = {n: v.to(dtype) if n.startswith("pixel_values") else v for n, v in ready.items()}
-        with torch.autocast(device.type, enabled=False):
+        # Others call a shared model from other threads, and some models write to themselves in a forward.
+        with self._shared.lock, torch.autocast(device.type, enabled=False):
             return module(**ready, use_cache=False, **options)
 
 
@@ -382,6 +383,29 @@ def _load_model(model: str, options: VLMOptions) -> Any:
         missing = sorted(facts["missing_keys"])
         raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}; they would stay random")
     return loaded
+
+
+@dataclass
+class _Shared:
+    """A frozen model for all who load the same with the same settings, such as a reward and its credit maps."""
+
+    model: Any
+    lock: Any
+
+
+_SHARED: weakref.WeakValueDictionary[tuple[Any, ...], _Shared] = weakref.WeakValueDictionary()
+
+
+def _shared_model(name: str, options: VLMOptions, device: torch.device) -> _Shared:
+    key = (name, options.dtype, options.attention, options.checkpointing, str(device))
+    shared = _SHARED.get(key)
+    if shared is None:
+        model = _load_model(name, options)
+        if options.checkpointing:
+            _checkpoint_layers(model)
+        shared = _Shared(model.eval().requires_grad_(False), threading.RLock())
+        _SHARED[key] = shared
+    return shared
 
 
 def _checkpoint_layers(model: Any) -> None:

@@ -140,6 +140,11 @@ class PolicyGradient:
         self.token_weights, self.transitions_per_sample = token_weights, transitions_per_sample
         self.sampler: Sampler | None = None
 
+    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
+        """Load what token weights need."""
+        if hasattr(self.token_weights, "prepare"):
+            self.token_weights.prepare(device, progress=progress)
+
     def configure(self, generator: Generator) -> None:
         schedule = schedule_for(generator, self.steps, self.shift)
         self.sampler = sampler_for(generator, self.kernel, schedule, self.window)
@@ -301,6 +306,8 @@ class PolicyGradient:
                 penalty = kl_penalty(mean, reference, step.s, step.dt, self.kl_form, self.reduction)
                 total = total + self.kl_weight * penalty
                 metrics[f"{step.name}/kl_reference"] = penalty.detach().mean()
+        if weight is not None:
+            metrics["token_weights/effective_share"] = 1 / weight.square().flatten(1).mean(1).mean()
         return total / sum(len(u) for u in units), metrics
 
     def _taken(self, rollout: Rollout, place: int) -> _Taken:

@@ -43,8 +43,8 @@ class StepTerms:
         std: s > 0. dt: D = t - t' > 0. kappa: |d mu / d v|. Numbers, or [B].
         dim: number of latent elements.
         reduction: ``"mean"`` or ``"sum"`` over them.
-        weight: of the elements, broadcastable to ``mean`` and of mean 1 for each sample, with which l and k were reduced
-            (:mod:`genrl.algorithms.token_weights`); None for 1 everywhere.
+        weight: of the elements, broadcastable to ``mean`` and of mean 1 for each sample, with which l and k were
+            reduced (:mod:`genrl.algorithms.token_weights`); None for 1 everywhere.
     """
 
     log_ratio: Tensor

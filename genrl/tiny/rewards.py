@@ -107,6 +107,27 @@ def write_vlm(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def saved_text_model(folder: str | os.PathLike[str] | None = None) -> Path:
+    """A folder for `AutoModelForCausalLM` and `AutoTokenizer`: Qwen3 of two layers with a chat template."""
+    return saved("text", write_text_model, folder)
+
+
+def write_text_model(folder: Path) -> None:
+    require("transformers", "rewards")
+    from genrl.tiny.language import qwen3
+    from genrl.tiny.tokenizers import CHAT_TEMPLATE
+
+    parts: dict[str, Any] = {}
+
+    def build() -> Any:
+        parts["tokenizer"], model = qwen3(2)
+        return model
+
+    network(build).save_pretrained(folder)
+    parts["tokenizer"].chat_template = CHAT_TEMPLATE
+    parts["tokenizer"].save_pretrained(folder)
+
+
 def network(make: Callable[[], Any]) -> Any:
     """The module that `make` returns, with the weights of seed 0, in eval mode."""
     with seeded(0):

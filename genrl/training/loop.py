@@ -103,7 +103,7 @@ class Loop(Run):
     def prepare(self) -> None:
         """Load or train what the run starts from."""
         main = self.accelerator.is_main_process
-        parts = [self.reward, *self.evaluation.gauges.values()]
+        parts = [self.reward, *self.evaluation.gauges.values(), self.algorithm]
         with setting_up():
             with self.accelerator.main_process_first():  # it fills the caches that the others find
                 self.generator.prepare(self.device, progress=main)
