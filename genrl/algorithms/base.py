@@ -129,8 +129,11 @@ class Algorithm(Protocol):
         steps: sampling steps, hence network evaluations a sample costs at least.
         shift: of the sampling grid, None for the generator's own; evaluation uses the same.
 
-    A method ``observe(rollout, media, prompts) -> Rollout`` is optional: it sees the decoded media of a roll-out, before
-    they are scored, and may keep something in ``rollout.extra`` (credit maps, features).
+    A method ``observe(rollout, media, prompts) -> Rollout`` is optional: it sees the decoded media of a roll-out,
+    before they are scored, and may keep something in ``rollout.extra`` (credit maps, features).
+
+    A method ``show(media, prompts) -> Tensor | None`` is optional: values [N, (F,) H, W] that the previews of samples
+    are also shown with. So is ``prepare(device, progress)``, which loads what the algorithm itself needs.
     """
 
     inner_epochs: int
@@ -170,9 +173,7 @@ class Algorithm(Protocol):
         """The units of work whose losses add up to the loss of a micro-batch."""
         ...
 
-    def loss(
-        self, velocity_fn: VelocityFn, rollout: Rollout, unit: Unit, units: list[Unit]
-    ) -> tuple[Tensor, Metrics]:
+    def loss(self, velocity_fn: VelocityFn, rollout: Rollout, unit: Unit, units: list[Unit]) -> tuple[Tensor, Metrics]:
         """Loss [B] of one unit, as its share of the average over all ``units``."""
         ...
 

@@ -199,6 +199,11 @@ class PolicyGradient:
         weights = checked_weights(weights, rollout.x0, type(self.token_weights).__name__)
         return replace(rollout, extra={**rollout.extra, "token_weights": weights})
 
+    def show(self, media: Tensor, prompts: Sequence[Prompt]) -> Tensor | None:
+        """The weight of every pixel [N, (F,) H, W] for pictures, from token weights that depend on the media."""
+        shown = getattr(self.token_weights, "shown", None)
+        return None if shown is None else shown(media, prompts, self.generator)
+
     def advantages(
         self, rewards: dict[str, Tensor], weights: dict[str, float] | None, prompt_ids: Tensor
     ) -> Advantages:

@@ -177,8 +177,8 @@ def _shares(magnitude: Tensor, values: Tensor | None, combine: Combination) -> T
     if combine == "failed":
         if values is None or bool(((values < 0) | (values > 1)).any()):
             raise ValueError(
-                "combine = 'failed' weighs checks by 1 - value, which needs values that are probabilities in [0, 1]; use "
-                "a critic with such values (value: two_way), or combine: mean"
+                "combine = 'failed' weighs checks by 1 - value, which needs values that are probabilities in [0, 1]; "
+                "use a critic with such values (value: two_way), or combine: mean"
             )
         failed = there * (1 - values.detach().to(magnitude).nan_to_num())
         weights = torch.where(failed.sum(1, keepdim=True) > 0, failed, there)

@@ -173,9 +173,9 @@ def load_run(run_dir: str | Path) -> RunData:
     return RunData(folder, rows, run, summary, config, text, samples, problems)
 
 
-def find_samples(folder: Path) -> list[tuple[int, Path]]:
-    """(iteration, file) of the sample grids `iteration-000030.png` in a folder, ascending."""
-    found = [(re.fullmatch(r"iteration-(\d+)\.png", file.name), file) for file in folder.glob("iteration-*.png")]
+def find_samples(folder: Path, kind: str = "iteration") -> list[tuple[int, Path]]:
+    """(iteration, file) of the grids `iteration-000030.png` in a folder, or those of another kind, ascending."""
+    found = [(re.fullmatch(rf"{kind}-(\d+)\.png", file.name), file) for file in folder.glob(f"{kind}-*.png")]
     return sorted((int(match.group(1)), file) for match, file in found if match)
 
 

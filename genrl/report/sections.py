@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genrl.report.charts import Series, line_chart, number
-from genrl.report.data import NAN, RunData, as_float, event_name, film_of
+from genrl.report.data import NAN, RunData, as_float, event_name, film_of, find_samples
 from genrl.report.page import absent, chart_grid, details, duration, image, section, table
 from genrl.report.views import SAMPLERS, Gauge, against_cost, by_unit, gauges, over_iterations, reward_names
 
@@ -191,6 +191,12 @@ def samples(run: RunData) -> str:
     else:
         body += absent("Only this grid was saved; there is nothing to compare it with yet.")
     body = f'<div class="grids">{body}</div>'
+    credits = find_samples(run.folder / "samples", "credit-iteration")
+    if credits:
+        ends = credits if len(credits) < 2 else [credits[0], credits[-1]]
+        shots = "".join(_shot(file, f"Credit, {_moment(iteration)}") for iteration, file in ends)
+        what = "Beside each sample, what its critic's gradient says the tokens weigh: the brighter, the more."
+        body += f'<p class="meta">{what}</p><div class="grids">{shots}</div>'
     prompts = run.run.get("preview_prompts")
     if isinstance(prompts, list) and prompts:
         body += details("Prompts of the grids", f"<p>{escape(' · '.join(map(str, prompts)))}</p>")

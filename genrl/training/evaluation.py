@@ -18,7 +18,7 @@ from genrl.prompts import Prompt
 from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statistics, score
 from genrl.rewards.base import joined
 from genrl.statistics import interval
-from genrl.training.pictures import image_grid, moving_grid, picture_counts, save_animation, save_image
+from genrl.training.pictures import heat, image_grid, moving_grid, picture_counts, save_animation, save_image
 
 ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
 
@@ -65,6 +65,28 @@ class SampleSet:
         if hasattr(self.generator, "export_media"):  # the first sample of each prompt
             first = slice(None, None, self.per_prompt)
             self.generator.export_media(self.media[first], path.with_suffix(""), self.texts[first])
+
+
+def save_credit(samples: SampleSet, show: Any, path: Path, device: torch.device | str = "cpu") -> None:
+    """Write what an algorithm sees in samples: a row for the first sample of each of the first prompts, plain and with
+    its values as a glow, as a PNG and for videos also as a film.
+
+    Args:
+        samples: an evaluation's.
+        show: (media, prompts) -> values [N, (F,) H, W] of every pixel, or None for nothing to show.
+        path: of the PNG.
+    """
+    _, rows = picture_counts(samples.media)
+    first = slice(0, rows * samples.per_prompt, samples.per_prompt)
+    media = samples.media[first]
+    values = show(media.to(device), samples.prompts[first])
+    if values is None:
+        return
+    plain = media.expand(*media.shape[:-3], 3, -1, -1)
+    shown = torch.stack([plain, heat(media, values.cpu())], 1)  # [R, 2, (F,) 3, H, W]
+    save_image(image_grid(shown), path)
+    if shown.dim() == 6:
+        save_animation(moving_grid(shown), path)
 
 
 def deterministic_sampler(generator: Generator, steps: int, shift: float | None = None) -> Sampler:

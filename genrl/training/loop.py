@@ -27,6 +27,7 @@ from genrl.training.evaluation import (
     measure,
     prompt_means,
     sample_set,
+    save_credit,
     score_samples,
 )
 from genrl.training.generator_facts import describe, dry_run_table, gauge_references, remaining_noise
@@ -180,8 +181,7 @@ class Loop(Run):
         self.writer.write("eval", self.iteration, values)
         self.writer.write_prompts("eval", self.iteration, self.prompts.held_out, dict(enumerate(by_prompt)))
         self.evaluated = self.iteration
-        if self.accelerator.is_main_process:
-            samples.save(self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
+        self._show(samples)
         single = {k for k in found if not k.endswith(("_low", "_high")) and k.split("/")[0] in self.reward.rewards}
         lowered = {f"eval/{k}" for k in single if self.reward.weight(k) < 0}  # they fall as they are meant to
         best, messages, stop = self.monitor.after_evaluation(self.iteration, values, lowered)
@@ -214,8 +214,17 @@ class Loop(Run):
     def _preview(self) -> None:
         with self.updater.evaluated_weights():
             samples = self._draw(min(8, self.evaluation.samples_per_prompt))
-        if self.accelerator.is_main_process:
-            samples.save(self.run_dir / "samples" / f"iteration-{self.iteration:06d}.png")
+        self._show(samples)
+
+    def _show(self, samples: SampleSet) -> None:
+        """Pictures of samples, and of what the algorithm sees in them."""
+        if not self.accelerator.is_main_process:
+            return
+        folder = self.run_dir / "samples"
+        samples.save(folder / f"iteration-{self.iteration:06d}.png")
+        if hasattr(self.algorithm, "show"):
+            path = folder / f"credit-iteration-{self.iteration:06d}.png"
+            save_credit(samples, self.algorithm.show, path, self.device)
 
     def _draw(self, per_prompt: int, own: bool = False) -> Any:
         ode = deterministic_sampler(self.generator, self.evaluation.steps, self.algorithm.shift)

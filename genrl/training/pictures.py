@@ -63,6 +63,26 @@ def moving_grid(videos: Tensor, gap: int = 1) -> list[Tensor]:
     return [image_grid(videos[:, :, f], gap) for f in range(videos.shape[2])]
 
 
+def heat(media: Tensor, values: Tensor, brightest: float = 0.98) -> Tensor:
+    """Values laid over media as a glow: grey pictures that turn red, then yellow where the value is large.
+
+    Args:
+        media: [N, (F,) C, H, W] in [0, 1]. values: [N, (F,) H, W], not negative; each sample has a scale of its own.
+        brightest: share of a sample's values below which the glow still grows.
+
+    Returns:
+        [N, (F,) 3, H, W].
+    """
+    grey = media.float().clamp(0, 1).mean(-3)
+    flat = values.float().flatten(1)
+    top = flat.quantile(brightest, dim=1)
+    top = torch.where(top > 0, top, flat.amax(1)).clamp(min=1e-12)  # where fewer have any value
+    glow = (values.float() / top.reshape(-1, *(1,) * (values.dim() - 1))).clamp(0, 1)
+    red, yellow = glow.sqrt(), (glow - 0.5).clamp(min=0) * 2
+    base = 0.45 * grey
+    return torch.stack([base + (1 - base) * red, base + (1 - base) * yellow * red, base * (1 - red)], -3)
+
+
 def save_image(picture: Tensor, path: Path) -> None:
     """Write a picture [C, H, W] in [0, 1] as PNG, atomically."""
     _save(path, _as_image(picture), format="PNG")

@@ -319,3 +319,26 @@ def test_a_run_trains_with_credit_and_resumes_exactly(tmp_path, micro_batch):
     second = loop("parts", 3)
     second.run(resume="require")
     assert torch.equal(toy.weights(whole), toy.weights(second))
+
+
+def test_credit_is_shown_beside_the_samples_and_in_the_report(tmp_path):
+    from PIL import Image
+
+    from genrl.report.report import write_report
+
+    algorithm = PolicyGradient(steps=STEPS, token_weights=VideoCredit(Corner()))
+    loop = toy.make_loop(tmp_path, algorithm, reward=Corner(), evaluation={"every": 1})
+    loop.run(resume="never")
+    picture = tmp_path / "samples" / "credit-iteration-000003.png"
+    with Image.open(picture) as image:
+        pixels = torch.tensor(list(image.convert("RGB").getdata())).reshape(image.height, image.width, 3)
+    yellow = (pixels[..., 0] > 200) & (pixels[..., 1] > 200) & (pixels[..., 2] < 50)
+    # Four held-out prompts; tiles of 4 x 4 enlarged to 32 x 32, of which a quarter glows.
+    assert int(yellow.sum()) == 4 * 16 * 16
+    text = write_report(tmp_path).read_text()
+    assert "Credit, before training" in text and "Credit, iteration 3" in text
+
+
+def test_without_credit_there_is_no_such_picture(tmp_path):
+    toy.make_loop(tmp_path, PolicyGradient(steps=STEPS), evaluation={"every": 1}).run(resume="never")
+    assert not list((tmp_path / "samples").glob("credit*"))

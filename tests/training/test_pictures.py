@@ -8,7 +8,7 @@ from PIL import Image
 
 from genrl.prompts import Prompt
 from genrl.training.evaluation import SampleSet
-from genrl.training.pictures import evenly, image_grid, moving_grid, picture_counts, save_animation, save_image
+from genrl.training.pictures import evenly, heat, image_grid, moving_grid, picture_counts, save_animation, save_image
 
 
 def videos(rows, columns, frames, size, channels=3):
@@ -76,3 +76,15 @@ def test_grey_pictures_are_written_as_grey(tmp_path):
     save_image(torch.full((1, 2, 2), 0.5), tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == "L" and image.getpixel((0, 0)) == 128
+
+
+def test_a_glow_is_brightest_where_the_value_is_and_leaves_the_rest_grey():
+    media = torch.full((2, 3, 1, 4, 4), 0.5)
+    values = torch.zeros(2, 3, 4, 4)
+    values[0, 1, 2, 3] = 7.0
+    shown = heat(media, values)
+    assert shown.shape == (2, 3, 3, 4, 4) and float(shown.min()) >= 0 and float(shown.max()) <= 1
+    assert shown[0, 1, :, 2, 3].tolist() == pytest.approx([1, 1, 0])  # yellow
+    assert torch.allclose(shown[1], torch.full((3, 3, 4, 4), 0.225))  # nothing to show: darkened grey
+    assert torch.allclose(heat(media, 5 * values), shown)
+    assert heat(media[:, 0], values[:, 1]).shape == (2, 3, 4, 4)
