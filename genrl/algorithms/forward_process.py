@@ -158,7 +158,7 @@ class AdvantageWeightedMatching(NoisedSamples):
     Args:
         steps, shift, kernel, advantage, draws: see `NoisedSamples`.
         clip_range: c of ratios exp(l - l_old) in [1 - c, 1 + c]; null takes -A l. 0.2 is our choice.
-        matching: w(t): ``"velocity"`` 1, ``"t"``, or ``"x0"``, the squared error of x0_hat, which is t^2 on the straight
+        matching: w(t): ``"velocity"`` 1, ``"t"``, or ``"x0"``, the squared error of x0_hat, t^2 on the straight
             path.
         t_min, t_max, old_decay, kl_weight, group_noise, inner_epochs, minibatches, micro_batch, times: see
             `NoisedSamples`.

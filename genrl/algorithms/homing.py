@@ -34,8 +34,8 @@ from genrl.objectives.homing import (
 class Homing(NoisedSamples):
     """Flow matching on the good samples of a group, and of the bad ones toward distinct good ones.
 
-    The groups are split by the sign of the advantage, every negative is matched with a positive at the least total cost,
-    and the loss is, averaged over the samples that are used (our choice; written per set in our derivation)::
+    The groups are split by the sign of the advantage, every negative is matched with a positive at the least total
+    cost, and the loss is, averaged over the samples that are used (our choice; written per set in our derivation)::
 
         positives   positive_weight  || v - (eps - x+) ||^2
         negatives   negative_weight  || v - own velocity - strength (x- - x+) / max(t, t_clamp) ||^2

@@ -7,7 +7,14 @@ samples brought it to the values in `MEASURED` (the lowest of the three); a test
 import pytest
 import toy
 
-from genrl.algorithms import ForwardProcess, PolicyGradient
+from genrl.algorithms import (
+    AdvantageWeightedMatching,
+    ForwardProcess,
+    Homing,
+    OnlineDPO,
+    PolicyGradient,
+    PositivesOnly,
+)
 from genrl.diffusion import CPS, DDIM, Consistency, DanceSDE, FlowSDE, RandomWindow, SlidingWindow
 from genrl.objectives import (
     ConsistencyRegression,
@@ -36,6 +43,12 @@ METHODS = {
     "DiffusionNFT": lambda: ForwardProcess(steps=6),
     "DiffusionNFT, velocity form": lambda: ForwardProcess(steps=6, form="velocity"),
     "DiffusionNFT, averaged old policy": lambda: ForwardProcess(steps=6, old_decay=0.5),
+    "DHO": lambda: Homing(steps=6),
+    "DHO, velocity space": lambda: Homing(steps=6, space="velocity"),
+    "positives only": lambda: PositivesOnly(steps=6),
+    "AWM": lambda: AdvantageWeightedMatching(steps=6),
+    "online DPO": lambda: OnlineDPO(steps=6, beta=20.0),
+    "online DPO, all pairs": lambda: OnlineDPO(steps=6, beta=20.0, pairs="all"),
 }
 MEASURED = {
     "Flow-GRPO": 0.857,
@@ -51,6 +64,12 @@ MEASURED = {
     "DiffusionNFT": 0.864,
     "DiffusionNFT, velocity form": 0.752,
     "DiffusionNFT, averaged old policy": 0.646,
+    "DHO": 0.992,
+    "DHO, velocity space": 0.879,
+    "positives only": 0.929,
+    "AWM": 0.908,
+    "online DPO": 0.660,
+    "online DPO, all pairs": 0.655,
 }
 
 

@@ -102,7 +102,7 @@ def test_with_a_capacity_positives_are_shared_evenly_at_the_least_cost(n, m):
 
 
 def test_impossible_matchings_are_refused():
-    with pytest.raises(ValueError, match="3 negatives do not fit 2 positives of capacity 1.*capacity 2"):
+    with pytest.raises(ValueError, match=r"3 negatives do not fit 2 positives of capacity 1.*capacity 2"):
         match(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="not finite"):
         match(torch.tensor([[math.nan]]))

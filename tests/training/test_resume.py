@@ -10,7 +10,14 @@ import pytest
 import torch
 import toy
 
-from genrl.algorithms import ForwardProcess, PolicyGradient
+from genrl.algorithms import (
+    AdvantageWeightedMatching,
+    ForwardProcess,
+    Homing,
+    OnlineDPO,
+    PolicyGradient,
+    PositivesOnly,
+)
 from genrl.diffusion import CPS, RandomWindow
 from genrl.training.checkpoint import list_checkpoints
 
@@ -36,6 +43,10 @@ CASES = {
         ForwardProcess(steps=3, old_decay=0.7, kl_weight=0.1),
         {"ema_decay": 0.5},
     ),
+    "homing, old policy": lambda: (Homing(steps=3, beta=0.5, old_decay=0.5, micro_batch=3), {"ema_decay": 0.5}),
+    "positives only": lambda: (PositivesOnly(steps=3, times="logit_normal"), {}),
+    "advantage-weighted matching": lambda: (AdvantageWeightedMatching(steps=3, inner_epochs=2), {}),
+    "online DPO": lambda: (OnlineDPO(steps=3, pairs="all"), {}),
 }
 
 
