@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Collected:
         values: {name: [L]} rewards, and image statistics under ``stats/``.
         prompt_ids: [P] place of each group's prompt in the prompt source.
         times: seconds by part.
+        metrics: of how they came about.
     """
 
     rollout: Rollout
@@ -43,6 +44,7 @@ class Collected:
     values: dict[str, Tensor]
     prompt_ids: Tensor
     times: dict[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Collector:

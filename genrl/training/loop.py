@@ -17,6 +17,7 @@ from genrl.generators.base import Generator, encode_prompts
 from genrl.progress import progress_bar
 from genrl.prompts import PromptSource
 from genrl.rewards import as_compose
+from genrl.training.asynchronous import AsynchronousRollouts, check_asynchronous
 from genrl.training.checkpoint import broadcast
 from genrl.training.collector import Collected, Collector
 from genrl.training.errors import SetupError
@@ -80,6 +81,7 @@ class Loop(Run):
         self.reward = as_compose(reward)
         self.collector = Collector(generator, algorithm, prompts, self.reward, self.trainer, seed)
         self.optimization = self.updater = Updater(generator, algorithm, trainer)
+        self.rollouts: AsynchronousRollouts | None = None  # where samples come from instead of the collector
 
     # ---------------------------------------------------------------------------------------------- set-up
 
@@ -100,6 +102,10 @@ class Loop(Run):
         )
         self.collector.prepare(self.accelerator, self.layout)
         self.collector.choose(0)  # too few prompts are reported before anything is computed
+        if settings.asynchronous is not None:
+            check_asynchronous(self.algorithm, self.config, self.accelerator.num_processes)
+            parts = self.collector, self.generator, self.algorithm, settings.asynchronous, settings
+            self.rollouts = AsynchronousRollouts(*parts, self.config or {}, self.run_dir)
 
     def prepare(self) -> None:
         """Load or train what the run starts from."""
@@ -135,10 +141,15 @@ class Loop(Run):
 
     def _iterate(self) -> None:
         """An iteration; when it cannot be completed, the state before it is saved first."""
-        collected = self._saving(lambda: self.collector.sample(self.worker, self.iteration))
+        collected = self._saving(self._sample)
         if self.layout.processes > 1:
             self._saving(lambda: self.collector.check_names(collected))
         self._train(collected)
+
+    def _sample(self) -> Collected:
+        if self.rollouts is not None:
+            return self.rollouts.next(self.iteration)
+        return self.collector.sample(self.worker, self.iteration)
 
     def _train(self, collected: Collected) -> None:
         began, before = time.perf_counter(), self.updater.updates
@@ -149,7 +160,7 @@ class Loop(Run):
             if self.updater.updates == before:  # else the weights are in the middle of an iteration
                 self._save_before_failing()
             raise NonFiniteError(f"iteration {self.iteration + 1}: {error}") from error
-        metrics |= values
+        metrics |= values | collected.metrics
         self.cost += cost
         times = {**collected.times, "time/update": time.perf_counter() - began}
         times["time/iteration"] = sum(times.values())
@@ -247,11 +258,15 @@ class Loop(Run):
 
     def state(self) -> dict[str, Any]:
         state = {"algorithm": self.algorithm.state_dict(), "monitor": self.monitor.state_dict()}
+        if self.rollouts is not None:
+            state["asynchronous"] = self.rollouts.state_dict()
         return {**state, "measured": self._measured_with()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.algorithm.load_state_dict(state["algorithm"])
         self.monitor.load_state_dict(state["monitor"])
+        if self.rollouts is not None:  # a run that was not asynchronous before goes on after its iterations
+            self.rollouts.load_state_dict(state.get("asynchronous", {"drawn": state["iteration"]}))
         if state.get("measured", now := self._measured_with()) != now:
             self.monitor.start_again()
             self.notes.append("evaluations have other settings than before; alarms compare with the next evaluation")
@@ -291,3 +306,5 @@ class Loop(Run):
 
     def _release(self) -> None:
         self.worker.close()
+        if self.rollouts is not None:
+            self.rollouts.close()

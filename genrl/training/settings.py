@@ -77,6 +77,37 @@ class RunSettings:
 
 
 @dataclass
+class AsynchronousSettings:
+    """Roll-outs in other processes, with weights that lag behind.
+
+    Args:
+        workers: processes that sample and score.
+        queue: iterations of samples that may wait; then workers wait.
+        max_lag: updates of the weights since a sample was drawn above which it is dropped.
+        publish_every: iterations between two publications of the weights.
+        devices: of the workers in turn, such as ``[cuda:1, cuda:2]``; empty takes the updater's.
+    """
+
+    workers: int = 1
+    queue: int = 2
+    max_lag: int = 4
+    publish_every: int = 1
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, low in [("workers", 1), ("queue", 1), ("max_lag", 0), ("publish_every", 1)]:
+            if getattr(self, name) < low:
+                raise ValueError(
+                    f"trainer.asynchronous.{name} = {getattr(self, name)} is too small; the least is {low}"
+                )
+        if self.publish_every > self.max_lag + 1:
+            raise ValueError(
+                f"trainer.asynchronous.publish_every = {self.publish_every} lets all samples become older than "
+                f"max_lag = {self.max_lag}; use at most max_lag + 1"
+            )
+
+
+@dataclass
 class TrainerSettings(RunSettings):
     """The training loop of generators; log-ratios, means and losses stay in float32 under mixed precision.
 
@@ -99,6 +130,8 @@ class TrainerSettings(RunSettings):
         activation_offload: keep what a backward needs in CPU memory until it does.
         allow_small_clip: go on although the clip range is below the measured first-step log-ratio gap.
         collapse_fraction: stop when the evaluated reward falls below this share of its best value; None never stops.
+        asynchronous: sample in other processes while this one updates; None takes turns. For methods that train on
+            final samples only; such a run cannot be repeated bit for bit.
     """
 
     prompts_per_iteration: int = 8
@@ -112,6 +145,7 @@ class TrainerSettings(RunSettings):
     activation_offload: bool = False
     allow_small_clip: bool = False
     collapse_fraction: float | None = None
+    asynchronous: AsynchronousSettings | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -103,7 +103,7 @@ def test_strength_zero_is_flow_matching_on_the_samples_that_are_used(tmp_path):
         steps=STEPS, advantage=Fixed(SPREAD), space="velocity", strength=0.0, kl_weight=0, draws=1, surplus="replicate"
     )
     _, rollouts, gradients = run(tmp_path, algorithm)
-    _, t, eps, _, v, generator = velocities(rollouts[0], rows := torch.arange(PROMPTS * GROUP), 0)
+    _, _, eps, _, v, generator = velocities(rollouts[0], rows := torch.arange(PROMPTS * GROUP), 0)
     x0 = torch.stack([rollouts[0].x0[int((rollouts[0].rows == row).nonzero())] for row in rows])
     assert_gradient(gradients[0], gradient_of((v - (eps - x0)).square().mean(), generator))
 
@@ -209,7 +209,7 @@ def test_nft_of_the_velocity_form_has_the_direction_of_awm():
 def test_one_update_of_dpo_is_the_mean_over_pairs(tmp_path, pairs, micro_batch):
     algorithm = OnlineDPO(steps=STEPS, advantage=Fixed(SPREAD), pairs=pairs, beta=5.0, draws=1, micro_batch=micro_batch)
     generator = started(0.05)  # away from the reference, so that pairs differ in weight
-    loop, rollouts, gradients = run(tmp_path, algorithm, generator)
+    _, rollouts, gradients = run(tmp_path, algorithm, generator)
     rows = torch.arange(PROMPTS * GROUP)
     chosen, t, eps, x_t, v, generator = velocities(rollouts[0], rows, 0, shared=True, generator=started(0.05))
     with torch.no_grad(), generator.reference():
