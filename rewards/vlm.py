@@ -97,7 +97,7 @@ class VLMLikelihood(_VLMReward):
     def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
         """Load the model, and what makes the questions."""
         super().prepare(device, progress)
-        if hasattr(self.ask, "prepare"):
+        if self.ask is not None and hasattr(self.ask, "prepare"):
             self.ask.prepare(device, progress)
 
     def frames_shown(self, count: int) -> list[int]:

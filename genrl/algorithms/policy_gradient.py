@@ -142,7 +142,7 @@ class PolicyGradient:
 
     def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
         """Load what token weights need."""
-        if hasattr(self.token_weights, "prepare"):
+        if self.token_weights is not None and hasattr(self.token_weights, "prepare"):
             self.token_weights.prepare(device, progress=progress)
 
     def configure(self, generator: Generator) -> None:
@@ -162,7 +162,7 @@ class PolicyGradient:
                 "an iteration trains; use a smaller number, or null for all of them"
             )
         self.generator = generator
-        if hasattr(self.token_weights, "configure"):
+        if self.token_weights is not None and hasattr(self.token_weights, "configure"):
             self.token_weights.configure(generator)
 
     def train_sampler(self) -> Sampler:
