@@ -3,7 +3,7 @@
 Workers rebuild generator, prompts, rewards and method from the configuration, sample and score whole iterations with
 the last weights that the updater published, and hand over (sample numbers, final latents, rewards, version); the
 updater encodes the prompts again. It never waits for a sampler that is ahead, drops what was drawn with weights that
-are too old, and counts it. This is how DHO (arXiv 2610.01233) trains, with 28 accelerators that sample and 4 that update;
+are too old, and counts it. DHO (arXiv 2610.01233) trains so, with 28 accelerators that sample and 4 that update;
 details are ours.
 
 Which weights drew a sample depends on how fast the processes are, so two such runs are not equal, and a resumed run is
