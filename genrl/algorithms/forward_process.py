@@ -199,7 +199,8 @@ class AdvantageWeightedMatching(NoisedSamples):
 
     def error(self, v: Tensor, rollout: Rollout, at: Noised) -> Tensor:
         """-l: the weighted matching error of the samples, [B]."""
-        x0, space = rollout.x0, "x0" if self.matching == "x0" else "velocity"
+        space: Space = "x0" if self.matching == "x0" else "velocity"
+        x0 = rollout.x0
         error = homing_loss(v, at.x_t, at.t, x0, x0, at.eps, 0.0, space, path=self.path)
         return error * at.t if self.matching == "t" else error
 

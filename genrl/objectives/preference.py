@@ -41,8 +41,8 @@ def pairs_of(rows: Tensor, groups: Tensor, advantage: Tensor, best_worst: bool) 
     """
     first = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     seen: set[int] = set()
-    for i, row in enumerate(rows.tolist()):
-        first[i] = row not in seen
+    for place, row in enumerate(rows.tolist()):
+        first[place] = row not in seen
         seen.add(row)
     better: list[Tensor] = []
     worse: list[Tensor] = []

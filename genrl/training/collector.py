@@ -162,6 +162,7 @@ class Collector:
         counted, weights = self.reward.for_advantage(rewards)
         total = torch.stack([weights[name] * value.double() for name, value in counted.items()]).sum(0)
         metrics["reward/total"] = _mean_and_std("total", total)["total"]
+        metrics["advantage/within_group_std"] = _within_groups(total)
         self.by_prompt = dict(zip(collected.prompt_ids.tolist(), total.nanmean(1).tolist(), strict=True))
         result = self.algorithm.advantages(counted, weights, collected.prompt_ids)
         # A sample that was not scored is left out altogether: an advantage of 0 alone would still let it take part in
@@ -198,3 +199,10 @@ def _mean_and_std(name: str, values: Tensor) -> dict[str, float]:
         name: float(scored.mean()) if len(scored) else math.nan,
         f"{name}_std": float(scored.std()) if len(scored) > 1 else 0.0,
     }
+
+
+def _within_groups(total: Tensor) -> float:
+    """Mean over groups of the standard deviation (population) of what is scored in each of [P, G]."""
+    scored = [row[~torch.isnan(row)] for row in total]
+    found = [float(row.std(correction=0)) for row in scored if len(row) > 1]
+    return sum(found) / len(found) if found else 0.0
