@@ -5,6 +5,7 @@ from genrl.generators.diffusers import DiffusersGenerator
 from genrl.generators.digits import DigitPrompts, DigitsGenerator, DigitsPart, DigitsSplit, load_digits_split
 from genrl.generators.lora import LoraSettings, LoraWeights
 from genrl.generators.moving_digits import MOTIONS, MovingDigitPrompts, moving_digits
+from genrl.generators.shapes import ShapePrompts, ShapesGenerator
 from genrl.generators.text import RenderedTextGenerator, TextPrompts
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "MovingDigitPrompts",
     "Noise",
     "RenderedTextGenerator",
+    "ShapePrompts",
+    "ShapesGenerator",
     "TextPrompts",
     "TrainableWeights",
     "load_digits_split",
