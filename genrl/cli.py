@@ -241,6 +241,15 @@ def _configure_sample(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_positive, help="sampling steps (default: those of the run's evaluation)")
     parser.add_argument("--seed", type=int, default=0, help="fixes the noise (default: 0)")
     parser.add_argument("--out", metavar="FOLDER", help="where the images go (default: RUN/generated)")
+    group = parser.add_argument_group("steering (a stochastic sampler whose particles are resampled by a reward)")
+    group.add_argument("--steer", choices=("reward",), help="by the reward of the run; no training is needed")
+    group.add_argument("--particles", type=_positive, metavar="K", help="for each sample, which costs K (default: 4)")
+    group.add_argument(
+        "--steer-strength",
+        type=float,
+        metavar="LAM",
+        help="samples are to follow p(x) exp(LAM reward(x)) (default: 2.0; what is much depends on the reward's scale)",
+    )
 
 
 def _sample(options: Arguments) -> int:
@@ -250,8 +259,36 @@ def _sample(options: Arguments) -> int:
     from genrl.training.evaluation import sample_run
 
     names = ("prompts", "n", "out", "checkpoint", "steps", "seed", "weights")
-    print(f"samples: {sample_run(run_dir, **{name: getattr(options, name) for name in names})}")
+    given = {name: getattr(options, name) for name in names}
+    if options.steer is None:
+        for flag in ("particles", "steer_strength"):
+            if getattr(options, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} says how to steer; add --steer reward")
+    else:
+        from genrl.algorithms.steering import ParticleSteering
+
+        strength = 2.0 if options.steer_strength is None else options.steer_strength
+        given["steering"] = ParticleSteering(options.particles or 4, strength)
+    grid = sample_run(run_dir, **given)
+    if options.steer is not None:
+        import json
+
+        values = json.loads((grid.parent / "steering.json").read_text())
+        before, after = (
+            {k: "-" if v is None else v for k, v in values[name].items()} for name in ("before", "steered")
+        )
+        rows = {k: f"{_number(v)} -> {_number(after[k])}" for k, v in before.items() if _is_compared(k)}
+        _print_table({**rows, **values["steering"], "sampler": values["sampler"]}, "without steering -> with it")
+    print(f"samples: {grid}")
     return 0
+
+
+def _is_compared(name: str) -> bool:
+    return not name.startswith("stats/") and not name.endswith(("_low", "_high"))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _configure_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -300,7 +337,7 @@ def _configure_weights(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         default="last",
         metavar="NAME",
-        help="last, best or step-N, as in RUN/checkpoints (default: last)",
+        help="last, best or step-N, as in RUN/checkpoints, or start: a generator before training (default: last)",
     )
     parser.add_argument(
         "--weights",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statisti
 from genrl.rewards.base import joined
 from genrl.statistics import interval
 from genrl.training.pictures import heat, image_grid, moving_grid, picture_counts, save_animation, save_image
+
+if TYPE_CHECKING:
+    from genrl.algorithms.steering import ParticleSteering
 
 ROWS_PER_PROMPT = 4096  # noise rows kept for a prompt: a sample's noise does not depend on how many are drawn
 
@@ -234,7 +237,7 @@ def load_run(run_dir: str | Path, checkpoint: str = "last", weights: str = "auto
 
     Args:
         run_dir: a run directory.
-        checkpoint: ``"last"``, ``"best"`` or ``"step-000010"``.
+        checkpoint: ``"last"``, ``"best"`` or ``"step-000010"``; ``"start"`` is the generator before training.
         weights: ``"ema"``, ``"raw"`` or ``"auto"``, which is the average when the run kept one.
 
     Returns:
@@ -246,14 +249,15 @@ def load_run(run_dir: str | Path, checkpoint: str = "last", weights: str = "auto
     from genrl.training.checkpoint import find_checkpoint, load_state
 
     folder = check_run_dir(run_dir)
-    path = find_checkpoint(folder, checkpoint)
+    path = folder / "start" if checkpoint == "start" else find_checkpoint(folder, checkpoint)
     parts = build(load_config(folder / "config.yaml"))
     device = torch.device("cuda" if torch.cuda.is_available() and parts["trainer"].device != "cpu" else "cpu")
     if parts["trainer"].cpu_threads is not None:  # the same sums as in training, to the last bit
         torch.set_num_threads(parts["trainer"].cpu_threads)
     generator: Generator = parts["generator"]
     generator.prepare(device)
-    state = load_state(path)
+    untrained = {"weights": generator.state_dict(), "ema": None, "iteration": 0}
+    state = untrained if checkpoint == "start" else load_state(path)
     if weights == "ema" and state["ema"] is None:
         raise ValueError(f"{path} has no moving average; set trainer.ema_decay in training, or ask for raw weights")
     generator.load_state_dict(state["weights"])
@@ -354,6 +358,7 @@ def sample_run(
     steps: int | None = None,
     seed: int = 0,
     weights: str = "auto",
+    steering: ParticleSteering | None = None,
 ) -> Path:
     """Draw samples of a checkpoint with the deterministic sampler and write them as one picture and single files.
 
@@ -363,6 +368,8 @@ def sample_run(
         n: samples per prompt.
         out: folder for the pictures, by default ``RUN/generated``.
         steps, seed: of the sampler and its noise.
+        steering: steer by the run's reward with a stochastic sampler instead, see
+            :func:`genrl.training.steered.steered_samples`; its numbers go to ``steering.json`` in the folder.
 
     Returns:
         The path of the grid picture.
@@ -372,11 +379,20 @@ def sample_run(
     run = load_run(run_dir, checkpoint, weights)
     known = {p.text: p for p in (*run["prompts"].train, *run["prompts"].held_out)}  # with their image conditions
     chosen = [known.get(text, Prompt(text)) for text in prompts] if prompts else list(run["prompts"].held_out)
-    sampler = deterministic_sampler(run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift)
-    samples = sample_set(
-        run["generator"], sampler, chosen, n, seed=seed, batch=run["evaluation"].batch, device=run["device"]
-    )
     folder = Path(out) if out is not None else Path(run_dir) / "generated"
+    if steering is None:
+        sampler = deterministic_sampler(run["generator"], steps or run["evaluation"].steps, run["algorithm"].shift)
+        samples = sample_set(
+            run["generator"], sampler, chosen, n, seed=seed, batch=run["evaluation"].batch, device=run["device"]
+        )
+    else:
+        from genrl.training.logging import write_json
+        from genrl.training.steered import steered_samples
+
+        steered = steered_samples(run, chosen, n, steering, steps=steps, seed=seed)
+        samples = steered.after
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "steering.json", steered.values)
     whole = max(samples.media.shape[-2:])  # single files are not reduced
     for i, media in enumerate(samples.media):
         path = folder / f"prompt{i // n:03d}-{i % n:03d}.png"
