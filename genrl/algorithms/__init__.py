@@ -1,6 +1,7 @@
 """Methods: objects that the training loop drives."""
 
 from genrl.algorithms.base import Algorithm, Batch, Rollout
+from genrl.algorithms.distillation import Distillation
 from genrl.algorithms.feynman_kac import FeynmanKac, LateSteps, NestedSteps
 from genrl.algorithms.forward_process import AdvantageWeightedMatching, ForwardProcess, PositivesOnly
 from genrl.algorithms.homing import Homing
@@ -14,6 +15,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "ChunkWeights",
+    "Distillation",
     "FeynmanKac",
     "ForwardProcess",
     "Homing",
