@@ -52,7 +52,7 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
     folder = cache_root() / "tiny" if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     raw = {name: _shrunk(value, name, folder) for name, value in config.raw.items()}
-    if "reward" in raw:
+    if "reward" in raw and not _draws_other_than_pictures(config):
         raw["reward"] = _with_spread(raw["reward"])
     raw["run_dir"] = raw["run_dir"] if "run_dir" in given else f"{raw['run_dir']}-tiny"
     for section, sizes in SIZES.items():
@@ -71,6 +71,11 @@ def tiny_twin(config: Config, given: Sequence[str] = (), folder: Path | None = N
     if trainer.get("mixed_precision") == "fp16":  # there is no fp16 arithmetic for networks on a CPU
         trainer["mixed_precision"] = "bf16"
     return Config(raw, config.source)
+
+
+def _draws_other_than_pictures(config: Config) -> bool:
+    generator = config.raw.get("generator") or {}
+    return "class_path" in generator and hasattr(import_object(generator["class_path"], "generator"), "preview")
 
 
 def _with_spread(reward: Any) -> dict[str, Any]:

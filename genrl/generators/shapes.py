@@ -102,6 +102,12 @@ class ShapesGenerator:
         self._weights: TrainableWeights | None = None
         self._codec: Codec | None = None
 
+    @classmethod
+    def tiny_arguments(cls, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The arguments of a base that trains in seconds."""
+        tiny = {"latent_dim": 32, "dim": 32, "hidden": 64, "depth": 1, "base_shapes": 200, "base_steps": 20}
+        return {**arguments, **tiny, "cache_dir": str(folder / "shapes")}
+
     # The network and its weights
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from genrl.report.charts import Series, line_chart, number
 from genrl.report.data import NAN, RunData, as_float, event_name, film_of, find_samples
@@ -200,6 +201,7 @@ def samples(run: RunData) -> str:
     prompts = run.run.get("preview_prompts")
     if isinstance(prompts, list) and prompts:
         body += details("Prompts of the grids", f"<p>{escape(' · '.join(map(str, prompts)))}</p>")
+    body += _exports(run)
     between = run.samples[1:-1]
     if between:
         picked = [between[round(i * (len(between) - 1) / (MAX_STRIP - 1))] for i in range(MAX_STRIP)]
@@ -210,6 +212,21 @@ def samples(run: RunData) -> str:
         block = f'<div class="strip">{strip}</div>'
         body += details(f"In between: {len(picked)} grids{more}", block, inner=False)
     return section(title, body, "The same prompts and the same noise in every grid: what differs was learned.")
+
+
+def _exports(run: RunData) -> str:
+    """Links to the files that a generator of other things than pictures wrote beside the first and the last grid."""
+    lines = []
+    for iteration, grid in dict([run.samples[0], run.samples[-1]]).items():
+        folder = grid.with_suffix("")
+        files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+        links = [
+            f'<a href="{escape(quote(file.relative_to(run.folder).as_posix()))}">{escape(file.name)}</a>'
+            for file in files
+        ]
+        if links:
+            lines.append(f"<p>{escape(_moment(iteration).capitalize())}: {' · '.join(links)}</p>")
+    return details("Files of the first sample of each prompt, in samples/", "".join(lines)) if lines else ""
 
 
 def _shot(grid: Path, caption: str) -> str:

@@ -19,6 +19,7 @@ from genrl.rewards import Compose, PairwiseDiversity, as_compose, image_statisti
 from genrl.rewards.base import joined
 from genrl.statistics import interval
 from genrl.training.pictures import heat, image_grid, moving_grid, picture_counts, save_animation, save_image
+from genrl.training.sample_files import save_samples
 
 if TYPE_CHECKING:
     from genrl.algorithms.steering import ParticleSteering
@@ -360,7 +361,7 @@ def sample_run(
     weights: str = "auto",
     steering: ParticleSteering | None = None,
 ) -> Path:
-    """Draw samples of a checkpoint with the deterministic sampler and write them as one picture and single files.
+    """Draw samples of a checkpoint with the deterministic sampler and write them, see `save_samples`.
 
     Args:
         run_dir, checkpoint, weights: see :func:`load_run`.
@@ -393,15 +394,4 @@ def sample_run(
         samples = steered.after
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "steering.json", steered.values)
-    whole = max(samples.media.shape[-2:])  # single files are not reduced
-    for i, media in enumerate(samples.media):
-        path = folder / f"prompt{i // n:03d}-{i % n:03d}.png"
-        if media.dim() == 4:
-            save_animation(list(media), path)
-        else:
-            save_image(image_grid(media[None, None], gap=0, most=whole), path)
-    table = samples.media.reshape(len(chosen), n, *samples.media.shape[1:])
-    save_image(image_grid(table), folder / "grid.png")
-    if table.dim() == 6:
-        save_animation(moving_grid(table), folder / "grid.png")
-    return folder / "grid.png"
+    return save_samples(samples.media, samples.texts, n, folder, run["generator"])
