@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from genrl.diffusion import RectifiedFlow, Sampler, Schedule, Trajectory
+from genrl.generators.base import TrainableWeights, draw_noise
+from genrl.generators.distill import self_rollout
 
 SHAPE = (2, 1, 1, 1)
 
@@ -70,3 +78,84 @@ class CausalVideo(nn.Module):
 
     def extend(self, cache, chunk, tokens):
         return self.key * chunk.flatten()
+
+
+class ChunkedSampler(Sampler):
+    """The consistency sampler, chunk by chunk."""
+
+    network: Any = None
+
+    def rollout(self, velocity_fn, x1, cond=None, generator=None, steps=None, expand=None, keep=None):
+        noise = (lambda k, shape: torch.zeros(shape)) if generator is None else generator
+        states, x0 = self_rollout(self.network, x1, cond["tokens"], self.path, self.schedule, noise)
+        kept = tuple(range(self.n_steps - 1))
+        return Trajectory(self.schedule.t, kept, states, dict(states), x0, len(x1) * self.n_steps)
+
+
+class ToyVideos:
+    """A generator of such videos: the teacher, or a causal one."""
+
+    latent_shape = SHAPE
+    path = RectifiedFlow()
+
+    def __init__(self, kind: str = "causal", seed: int = 0):
+        self.kind, self.seed = kind, seed
+        if kind == "teacher":
+            self.module: nn.Module = GaussianVideo((0.5, -0.4), ((0.6, 0.0), (0.5, 0.35)))
+        else:
+            self.module = CausalVideo(Schedule.uniform(2).t, seed)
+        self.weights = TrainableWeights(self.module)
+
+    def prepare(self, device, progress=True):
+        pass
+
+    def encode(self, prompts: Sequence[str]):
+        return {"tokens": torch.tensor([[int(text[1:])] for text in prompts])}
+
+    def initial_latents(self, cond, noise):
+        return draw_noise(noise, (len(cond["tokens"]), *SHAPE), "cpu")
+
+    def make_sampler(self, kernel, schedule, window="all"):
+        sampler = ChunkedSampler(kernel, schedule, window, self.path)
+        sampler.network = self.module
+        return sampler
+
+    def velocity(self, x, t, cond):
+        return self.module(x, t, cond["tokens"], history=cond.get("history"))
+
+    def decode(self, x0):
+        return torch.sigmoid(x0).expand(-1, -1, -1, 4, 4)
+
+    def trainable(self):
+        return self.weights.parameters()
+
+    def reference(self):
+        return self.weights.reference()
+
+    def state_dict(self):
+        return self.weights.state_dict()
+
+    def load_state_dict(self, state):
+        self.weights.load_state_dict(state)
+
+    def save_pretrained(self, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(folder) / "weights.pt")
+
+
+class FirstFrame:
+    """How bright the first frame is."""
+
+    differentiable = True
+    range = (0.0, 1.0)
+    name = "first"
+
+    def __call__(self, media, prompts, metadata):
+        return media[:, 0].mean((1, 2, 3))
+
+
+def real_videos(prompts, noise):
+    """Samples of the Gaussian, for histories of real videos."""
+    eps = noise(50_000, (len(prompts), 2))
+    flat = torch.tensor([0.5, -0.4]) + eps @ torch.tensor([[0.6, 0.0], [0.5, 0.35]]).T
+    return flat.reshape(-1, *SHAPE)
