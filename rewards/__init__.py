@@ -37,6 +37,7 @@ from .prompt_questions import LanguageModelQuestions, TemplateQuestions, Transfo
 from .remote import RemoteReward, RemoteRewardError
 from .resized import Resized
 from .statistics import image_statistics
+from .video_distance import VideoDistance
 from .video_questions import MovingDigitQuestions
 from .vlm import VLMLikelihood, VLMRegressionHead, VLMScore
 from .vlm_model import VLMOptions
@@ -92,6 +93,7 @@ __all__ = [
     "VLMOptions",
     "VLMRegressionHead",
     "VLMScore",
+    "VideoDistance",
     "ViewConsistency",
     "VolumeIoU",
     "Watertight",
