@@ -77,7 +77,7 @@ def test_student_equal_to_teacher_and_critic_is_a_fixed_point():
 
 
 def test_guidance_moves_the_teacher_but_not_the_critic():
-    student, distiller, inputs, _, x0, tokens, noise = parts("raven", guidance_scale=2.0)
+    _, distiller, _, _, x0, tokens, noise = parts("raven", guidance_scale=2.0)
     s, eps = distiller.levels(noise, x0)
     real, fake = distiller.compare(x0, s, eps, tokens)
     # The toy's unconditional prediction of x0 is 0.
@@ -151,13 +151,34 @@ def test_the_interleaved_forward_predicts_what_the_roll_out_did():
 
 
 def test_the_critic_learns_the_students_distribution():
-    student, distiller, _, _, x0, tokens, noise = parts("raven", rows=512, critic_learning_rate=0.02)
+    _, distiller, _, _, x0, tokens, noise = parts("raven", rows=512, critic_learning_rate=0.02)
     losses = [distiller.critic_step(x0, tokens, noise) for _ in range(200)]
     flat = x0.flatten(1)
     assert sum(losses[-50:]) < sum(losses[:50])
     torch.testing.assert_close(distiller.critic.mean.detach(), flat.mean(0), atol=0.15, rtol=0)
     torch.testing.assert_close(distiller.critic.covariance().detach(), torch.cov(flat.T), atol=0.25, rtol=0)
     assert torch.equal(distiller.teacher.mean, teacher().mean) and distiller.updates == 200
+
+
+def one_of_two(rank, folder):
+    """One process of two, each with half of eight samples."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    _, distiller, _, _, x0, tokens, noise = parts("raven")
+    half = slice(4 * rank, 4 * rank + 4)
+    losses = [distiller.critic_step(x0[half], tokens[half], noise.for_rows(noise.rows[half])) for _ in range(2)]
+    torch.save((losses, distiller.critic.state_dict()), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_the_critic_that_one_would(tmp_path):
+    torch.multiprocessing.spawn(one_of_two, (str(tmp_path),), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    _, distiller, _, _, x0, tokens, noise = parts("raven")
+    losses = [distiller.critic_step(x0, tokens, noise) for _ in range(2)]
+    for theirs, critic in found:
+        assert theirs == pytest.approx(losses, rel=1e-4)
+        for name, value in distiller.critic.state_dict().items():
+            torch.testing.assert_close(critic[name], value, rtol=1e-3, atol=1e-5)
 
 
 def test_micro_batches_change_a_critics_update_by_rounding_only():
@@ -214,7 +235,7 @@ def test_missing_real_videos_and_states_are_named():
     with pytest.raises(ValueError, match="shape"):
         distil_student(CausalVideo(TWO.t), teacher(), TOKENS, PATH, TWO, DistilRecipe(1))
     _, distiller, _, states, x0, _, noise = parts("raven")
-    with pytest.raises(ValueError, match="states of 1 of 2 steps.*Consistency"):
+    with pytest.raises(ValueError, match=r"states of 1 of 2 steps.*Consistency"):
         distiller.inputs(noise, {0: states[0]}, x0)
 
 
