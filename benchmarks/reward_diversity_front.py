@@ -75,11 +75,12 @@ def run(config: str, seed: int, arguments: argparse.Namespace) -> Path:
     return folder
 
 
-def path_of(folder: Path) -> list[Row]:
-    """The evaluations of a run, each with its compute in thousands."""
+def path_of(folder: Path, budget: float = float("inf")) -> list[Row]:
+    """The evaluations of a run up to a budget, each with its compute in thousands."""
     rows = read_metrics(folder)
     cost = {r["iteration"]: r["cost/forward_equivalents"] / 1000 for r in rows if r["kind"] == "train"} | {0: 0.0}
-    return [{**r, "cost": cost[r["iteration"]]} for r in rows if r["kind"] == "eval"]
+    path = [{**r, "cost": cost[r["iteration"]]} for r in rows if r["kind"] == "eval"]
+    return path[: 1 + next((i for i, row in enumerate(path) if row["cost"] >= budget), len(path))]
 
 
 def mean_path(paths: list[list[Row]], spread: str) -> list[tuple[float, float]]:
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to every config")
     arguments = parser.parse_args()
     folders = {Path(c).stem: [run(c, seed, arguments) for seed in arguments.seeds] for c in arguments.configs}
-    paths = {name: [path_of(folder) for folder in runs] for name, runs in folders.items()}
+    paths = {name: [path_of(folder, arguments.budget) for folder in runs] for name, runs in folders.items()}
     for name, runs in paths.items():
         print(f"\n{name}: thousands of forward-equivalents, judge, std / nn / rec (means over seeds)")
         for rows in zip(*runs, strict=False):
