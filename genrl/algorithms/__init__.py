@@ -8,7 +8,7 @@ from genrl.algorithms.homing import Homing
 from genrl.algorithms.policy_gradient import PolicyGradient
 from genrl.algorithms.preference import OnlineDPO
 from genrl.algorithms.steering import ParticleSteering, Steered
-from genrl.algorithms.token_weights import ChunkWeights, TokenWeights, VideoCredit
+from genrl.algorithms.token_weights import ChunkWeights, RewardGradient, TokenWeights, VideoCredit
 
 __all__ = [
     "AdvantageWeightedMatching",
@@ -25,6 +25,7 @@ __all__ = [
     "ParticleSteering",
     "PolicyGradient",
     "PositivesOnly",
+    "RewardGradient",
     "Rollout",
     "Steered",
     "TokenWeights",

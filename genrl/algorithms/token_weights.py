@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from genrl.algorithms.base import Rollout
+from genrl.algorithms.base import Rollout, chunked
 from genrl.objectives.credit import (
     Combination,
     check_settings,
@@ -93,7 +93,8 @@ class VideoCredit:
 
     Args:
         questions: the critic, a part with ``questions(media, prompts, metadata)`` and ``gradient_magnitude(media,
-            questions)``, such as :class:`genrl.rewards.VLMLikelihood` and :class:`genrl.rewards.MovingDigitQuestions`.
+            questions)``, such as :class:`genrl.rewards.VLMLikelihood`; :class:`RewardGradient` makes one of any
+            differentiable reward.
         combine: ``"mean"`` over the questions, or ``"failed"``, which weighs a question by 1 - its value.
         lam: share of the credit against uniform weights. 0 is plain GRPO, bit for bit.
         c_min, c_max: bounds of the credit before it is divided by its mean; None has no upper bound.
@@ -166,6 +167,45 @@ class VideoCredit:
         frames = media.shape[1] if media.dim() == 5 else 1
         pixels = unpool(credit, frames, media.shape[-2], media.shape[-1], self.layout)
         return pixels if media.dim() == 5 else pixels[:, 0]
+
+
+class RewardGradient:
+    """Any differentiable reward as a critic for `VideoCredit`: each of its values is a question.
+
+    Args:
+        reward: a part with ``differentiable = True``, such as :class:`genrl.rewards.DigitProxy` or CLIPScore.
+        batch: samples of a backward pass; None takes all at once.
+    """
+
+    def __init__(self, reward: Any, batch: int | None = None):
+        self.reward, self.batch = reward, batch
+
+    @property
+    def differentiable(self) -> bool:
+        return bool(getattr(self.reward, "differentiable", False))
+
+    def prepare(self, device: Any = "cpu", progress: bool = True) -> None:
+        if hasattr(self.reward, "prepare"):
+            self.reward.prepare(device, progress=progress)
+
+    def questions(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> list[tuple[str, dict]]:
+        """What the reward is asked about each sample: its prompt and metadata."""
+        return list(zip(prompts, metadata, strict=True))
+
+    def gradient_magnitude(self, media: Tensor, questions: Sequence[tuple[str, dict]]) -> tuple[Tensor, Tensor]:
+        """Values [B, Q] of the reward's Q numbers, and the norms of their gradients over channels, [B, Q, (F,) H, W]."""
+        parts = [self._part(media[rows], questions[rows]) for rows in chunked(len(media), self.batch)]
+        values, magnitude = zip(*parts, strict=True)
+        return torch.cat(values), torch.cat(magnitude)
+
+    def _part(self, media: Tensor, questions: Sequence[tuple[str, dict]]) -> tuple[Tensor, Tensor]:
+        prompts, metadata = [prompt for prompt, _ in questions], [entry for _, entry in questions]
+        with torch.enable_grad():
+            leaf = media.detach().float().requires_grad_()
+            found = self.reward(leaf, prompts, metadata)
+            values = list(found.values()) if isinstance(found, dict) else [found]  # [b] each
+            gradients = [torch.autograd.grad(value.nansum(), leaf, retain_graph=True)[0] for value in values]
+        return torch.stack([v.detach() for v in values], 1), torch.stack([g.norm(dim=-3) for g in gradients], 1)
 
 
 class ChunkWeights:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import toy
 
-from genrl.algorithms import ChunkWeights, PolicyGradient, Rollout, VideoCredit
+from genrl.algorithms import ChunkWeights, PolicyGradient, RewardGradient, Rollout, VideoCredit
 from genrl.algorithms.base import Batch
 from genrl.algorithms.token_weights import checked_weights, latent_axes
 from genrl.diffusion import CPS, SAGE, Consistency, DanceSDE, FlowSDE, RowNoise
@@ -342,3 +342,30 @@ def test_credit_is_shown_beside_the_samples_and_in_the_report(tmp_path):
 def test_without_credit_there_is_no_such_picture(tmp_path):
     toy.make_loop(tmp_path, PolicyGradient(steps=STEPS), evaluation={"every": 1}).run(resume="never")
     assert not list((tmp_path / "samples").glob("credit*"))
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_any_differentiable_reward_is_a_critic(batch):
+    class Halves:
+        differentiable = True
+
+        def __call__(self, media, prompts, metadata):
+            left, right = media[..., :2].square().sum((1, 2, 3)), media[..., 2:].sum((1, 2, 3))
+            return {"left": left, "right": torch.where(torch.arange(len(media)) == 0, torch.nan, right)}
+
+    media = torch.rand(4, 2, 4, 4)
+    critic = RewardGradient(Halves(), batch)
+    values, magnitude = critic.gradient_magnitude(media, critic.questions(media, ["a"] * 4, [{}] * 4))
+    torch.testing.assert_close(values[:, 0], media[..., :2].square().sum((1, 2, 3)))
+    torch.testing.assert_close(magnitude[:, 0, :, :2], 2 * media[..., :2].norm(dim=1))
+    assert not magnitude[:, 0, :, 2:].any() and not magnitude[:, 1, :, :2].any()
+    torch.testing.assert_close(magnitude[1, 1, :, 2:], torch.full((4, 2), 2**0.5))
+    assert bool(values[0, 1].isnan()) and not magnitude[0, 1].any()
+    credit = VideoCredit(critic)(
+        Rollout(None, torch.zeros(4, 1, 4, 4), torch.arange(4)), media, [Prompt("a")] * 4, toy.ToyGenerator()
+    )
+    assert not credit[0, ..., 2:].any() and bool(credit[1, ..., 2:].all())  # the missing value says nothing
+    blind = Halves()
+    blind.differentiable = False
+    with pytest.raises(ValueError, match="RewardGradient passes no gradients"):
+        VideoCredit(RewardGradient(blind)).prepare()
