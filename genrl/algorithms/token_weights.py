@@ -193,7 +193,7 @@ class RewardGradient:
         return list(zip(prompts, metadata, strict=True))
 
     def gradient_magnitude(self, media: Tensor, questions: Sequence[tuple[str, dict]]) -> tuple[Tensor, Tensor]:
-        """Values [B, Q] of the reward's Q numbers, and the norms of their gradients over channels, [B, Q, (F,) H, W]."""
+        """Values [B, Q] of the reward's Q numbers, and the norms of their gradients, [B, Q, (F,) H, W]."""
         parts = [self._part(media[rows], questions[rows]) for rows in chunked(len(media), self.batch)]
         values, magnitude = zip(*parts, strict=True)
         return torch.cat(values), torch.cat(magnitude)
