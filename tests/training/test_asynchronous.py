@@ -131,7 +131,7 @@ def test_a_killed_run_leaves_no_worker_and_can_be_resumed(tmp_path):
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        limit = time.time() + 60
+        limit = time.time() + 240
         while time.time() < limit and len(list((tmp_path / "run" / "checkpoints").glob("step*"))) < 1:
             assert run.poll() is None
             time.sleep(0.1)
