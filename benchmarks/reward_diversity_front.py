@@ -13,6 +13,7 @@ every evaluation, a line through the means over seeds, and a large dot at the en
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 from html import escape
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--spread", default="spread_std", help="gauge on the vertical axis")
     parser.add_argument("--out", default="runs/front")
     parser.add_argument("--svg", help="where the picture goes")
+    parser.add_argument("--steering", help="JSON of benchmarks/steering_front.py, drawn into the picture")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to every config")
     arguments = parser.parse_args()
     folders = {Path(c).stem: [run(c, seed, arguments) for seed in arguments.seeds] for c in arguments.configs}
@@ -173,7 +175,8 @@ def main() -> None:
             cells.append(f"{statistics.mean(there):.3f} ({shown})".lstrip("0") if there else "never")
         print(f"| {name} | {_mean(ends, 'judge')} ({judges}) | {_spreads(ends)} | " + " | ".join(cells) + " |")
     if arguments.svg:
-        Path(arguments.svg).write_text(picture(paths, arguments.spread))
+        steered = json.loads(Path(arguments.steering).read_text()) if arguments.steering else {}
+        Path(arguments.svg).write_text(picture(paths | steered, arguments.spread))
         print(f"\nwritten: {arguments.svg}")
 
 

@@ -55,7 +55,8 @@ class NestedSteps:
 
     def __call__(self, eligible: Sequence[int], iteration: int = 0, seed: int = 0) -> Sequence[int]:
         phase = min(len(self.counts) - 1, iteration // self.every)
-        left, chosen = list(eligible), []
+        left: list[int] = list(eligible)
+        chosen: list[int] = []
         for count in self.counts[: phase + 1]:
             new = spread(left, min(count, len(eligible)) - len(chosen))
             chosen += new
@@ -183,7 +184,7 @@ class FeynmanKac(PolicyGradient):
         if self.steering is not None:
             check_steerable(sampler)
             self.steering.moments(sampler)  # impossible ones are refused before anything is computed
-        if self.trained is not None and not set(found := self.trained(sampler.steps())) <= set(sampler.steps()):
+        if self.trained is not None and not set(found := self.trained(sampler.steps(), 0, 0)) <= set(sampler.steps()):
             raise ValueError(
                 f"the trained steps {sorted(found)} are not among the stochastic ones, {list(sampler.steps())}; choose "
                 "trained steps from those"
@@ -274,7 +275,7 @@ class FeynmanKac(PolicyGradient):
         steps = self.train_sampler().steps()
         if self.steering is not None:
             costs["sample"] = self.steering.sampled_steps(self.steps)
-        share = 1.0 if self.trained is None else len(self.trained(steps)) / len(steps)
+        share = 1.0 if self.trained is None else len(self.trained(steps, 0, 0)) / len(steps)
         if self.keep_best is not None or self.keep_worst is not None:  # at most so many
             roles = int(self.keep_best is not None) + int(self.keep_worst is not None)
             share *= min(1.0, (1 if self.worst_systems else roles) / self.particles)

@@ -257,7 +257,7 @@ def load_run(run_dir: str | Path, checkpoint: str = "last", weights: str = "auto
         torch.set_num_threads(parts["trainer"].cpu_threads)
     generator: Generator = parts["generator"]
     generator.prepare(device)
-    untrained = {"weights": generator.state_dict(), "ema": None, "iteration": 0}
+    untrained: dict[str, Any] = {"weights": generator.state_dict(), "ema": None, "iteration": 0}
     state = untrained if checkpoint == "start" else load_state(path)
     if weights == "ema" and state["ema"] is None:
         raise ValueError(f"{path} has no moving average; set trainer.ema_decay in training, or ask for raw weights")
