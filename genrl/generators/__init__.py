@@ -7,6 +7,7 @@ from genrl.generators.lora import LoraSettings, LoraWeights
 from genrl.generators.moving_digits import MOTIONS, MovingDigitPrompts, moving_digits
 from genrl.generators.shapes import ShapePrompts, ShapesGenerator
 from genrl.generators.text import RenderedTextGenerator, TextPrompts
+from genrl.generators.video import VideoGenerator
 
 __all__ = [
     "MOTIONS",
@@ -26,6 +27,7 @@ __all__ = [
     "ShapesGenerator",
     "TextPrompts",
     "TrainableWeights",
+    "VideoGenerator",
     "load_digits_split",
     "moving_digits",
 ]

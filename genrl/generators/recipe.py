@@ -61,6 +61,7 @@ def train_flow_base(
     recipe: BaseRecipe,
     progress: bool = True,
     title: str = "training the base",
+    teacher_forcing: bool = False,
 ) -> list[float]:
     """Train `network` in place to predict the velocity of `path`.
 
@@ -78,6 +79,7 @@ def train_flow_base(
         recipe: see `BaseRecipe`.
         progress: show a progress bar with the remaining time on stderr.
         title: text of the progress bar.
+        teacher_forcing: give the network the data as ``history``, as causal networks of videos need.
 
     Returns:
         The loss of every step.
@@ -95,7 +97,8 @@ def train_flow_base(
             eps = torch.randn(x0.shape, generator=draw).to(device)
             t = _draw_times(path, recipe.batch_size, draw).to(device)  # [B]
             null = (torch.rand(recipe.batch_size, generator=draw) < recipe.null_probability).to(device)
-            output = network(path.interpolate(x0, eps, t), t, tokens[rows, ways].to(device), null=null)
+            past = {"history": x0} if teacher_forcing else {}
+            output = network(path.interpolate(x0, eps, t), t, tokens[rows, ways].to(device), null=null, **past)
             loss = (output - path.velocity(x0, eps, t)).square().mean()
             optimizer.zero_grad()
             loss.backward()
