@@ -132,6 +132,9 @@ class Algorithm(Protocol):
     A method ``observe(rollout, media, prompts) -> Rollout`` is optional: it sees the decoded media of a roll-out,
     before they are scored, and may keep something in ``rollout.extra`` (credit maps, features).
 
+    ``final_samples_only = True`` promises that any final sample can be trained on, whatever weights drew it, so that
+    other processes may sample (`trainer.asynchronous`); ``needs_reference = True``, that the starting model is asked.
+
     A method ``show(media, prompts) -> Tensor | None`` is optional: values [N, (F,) H, W] that the previews of samples
     are also shown with. So is ``prepare(device, progress)``, which loads what the algorithm itself needs.
     """
