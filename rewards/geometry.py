@@ -166,7 +166,7 @@ def roughness(media: Tensor) -> Tensor:
     Normals are central differences; near is a truncated distance below .6 in size, 1.2 cells at 16 a side. 0 where
     there is no surface.
     """
-    distance = to_distance(check_grids(media).float())
+    distance = to_distance(check_grids(media))
     padded = F.pad(distance, (1,) * 6, value=1.0)
     centre = slice(1, -1)
     slope = torch.stack(
@@ -196,7 +196,7 @@ class ViewConsistency:
     betrays itself: the silhouette from azimuth a should be the mirror image of that from the azimuth that the plane
     mirrors a to. The soft IoU of the two, averaged over azimuths, for the better of the planes x = 0 and y = 0.
     (Silhouettes from opposite directions are no test: those of any solid agree.) This measure is ours. Whole objects
-    have .97 on average, mugs with a handle at the side the least.
+    have .98 on average, mugs with a handle at the side the least (.83).
 
     Args:
         azimuths: of the cameras, in degrees, not along a plane.
@@ -214,7 +214,7 @@ class ViewConsistency:
         return torch.cat([self._agreement(part) for part in check_grids(media).split(_AT_ONCE)])
 
     def _agreement(self, media: Tensor) -> Tensor:
-        distance = to_distance(media.float())
+        distance = to_distance(media)
         planes = []
         for axis in (1, 2):
             # The mirrored camera's picture, mirrored, is the camera's picture of the mirrored shape.
