@@ -1,6 +1,7 @@
 """The SDE/ODE layer: paths, kernels, transitions, schedules and samplers. No model, reward or trainer in sight."""
 
 from genrl.diffusion.batch import index_batch, map_tensors, repeat_batch
+from genrl.diffusion.chunks import ChunkSampler
 from genrl.diffusion.kernels import (
     CPS,
     DDIM,
@@ -33,6 +34,7 @@ __all__ = [
     "KERNELS",
     "SAGE",
     "AllSteps",
+    "ChunkSampler",
     "Consistency",
     "DanceSDE",
     "DeterministicTransitionError",

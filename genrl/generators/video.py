@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class VideoGenerator(TokenDiTGenerator):
         base_seed: seed of all trainings.
         videos: real videos that a base is trained on.
         weights: of a student, a folder of `save_pretrained` to take the weights from instead.
-        guidance_scale: of the teacher, in sampling and training alike; None for none.
+        guidance_scale: w of classifier-free guidance, in sampling and training alike; None for none.
         lora: None trains all weights; a dictionary such as {"rank": 8, "alpha": 16} trains an adapter.
         cache_dir: where trained bases are kept; by default $GENRL_CACHE or ~/.cache/genrl.
     """
@@ -173,10 +173,9 @@ class VideoGenerator(TokenDiTGenerator):
         tokens, past = cond["tokens"], {"history": cond["history"]} if "history" in cond else {}
         if self.guidance_scale is None:
             return self.module(x, t, tokens, **past).float()
-        conditional = self.module(x, t, tokens, **past).float()
-        null = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        unconditional = self.module(x, t, tokens, null=null, **past).float()
-        return unconditional + self.guidance_scale * (conditional - unconditional)
+        past = {name: torch.cat([value, value]) for name, value in past.items()}
+        both = self.module(torch.cat([x, x]), torch.cat([t, t]), **_with_null(tokens), **past).float()
+        return _guided(both, self.guidance_scale)
 
     def schedule(self, steps: int) -> Schedule:
         """The student's grid is shifted toward noise, that of the others is uniform."""
@@ -185,7 +184,7 @@ class VideoGenerator(TokenDiTGenerator):
     def make_sampler(self, kernel: Kernel, schedule: Schedule, window: str | Sequence[int] | Window = "all") -> Sampler:
         if self.kind == "teacher":
             return Sampler(kernel, schedule, window, self.path)
-        return ChunkSampler(kernel, schedule, window, self.path, lambda: _Causal(cast(Any, self._network)))
+        return ChunkSampler(kernel, schedule, window, self.path, lambda: _Causal(self))
 
     def preview(self, media: Tensor) -> Tensor:
         """The first, the middle and the last frame side by side, [B, 3, 16, 48]."""
@@ -194,13 +193,35 @@ class VideoGenerator(TokenDiTGenerator):
 
 
 class _Causal:
-    """The network with conditions as dictionaries."""
+    """A causal model chunk by chunk; with guidance its cache has both conditions.
 
-    def __init__(self, network: CausalVideoDiT):
-        self.network, self.frames_per_chunk = network, network.frames_per_chunk
+    It calls the generator's module, which may be a wrapper, so that it computes in the precision of `velocity`.
+    """
+
+    def __init__(self, generator: VideoGenerator):
+        self.generator, self.frames_per_chunk = generator, FRAMES // generator.chunks
 
     def chunk(self, x: Tensor, t: Tensor, cond: Any, cache: Any) -> Tensor:
-        return self.network.chunk(x, t, cond["tokens"], cache).float()
+        module, scale = self.generator.module, self.generator.guidance_scale
+        if scale is None:
+            return module(x, t, cond["tokens"], one="chunk", cache=cache).float()
+        x, t, both = torch.cat([x, x]), torch.cat([t, t]), _with_null(cond["tokens"])
+        return _guided(module(x, t, **both, one="chunk", cache=cache).float(), scale)
 
     def extend(self, cache: Any, chunk: Tensor, cond: Any) -> Any:
-        return self.network.extend(cache, chunk, cond["tokens"])
+        module, t = self.generator.module, chunk.new_zeros(len(chunk))
+        if self.generator.guidance_scale is None:
+            return module(chunk, t, cond["tokens"], one="extend", cache=cache)
+        chunk, t, both = torch.cat([chunk, chunk]), torch.cat([t, t]), _with_null(cond["tokens"])
+        return module(chunk, t, **both, one="extend", cache=cache)
+
+
+def _with_null(tokens: Tensor) -> dict[str, Tensor]:
+    """Network arguments of 2 B rows, the second half of which have the null condition."""
+    rows = torch.arange(2 * len(tokens), device=tokens.device)
+    return {"cond": torch.cat([tokens, tokens]), "null": rows >= len(tokens)}
+
+
+def _guided(both: Tensor, scale: float) -> Tensor:
+    conditional, unconditional = both.chunk(2)
+    return unconditional + scale * (conditional - unconditional)

@@ -1,6 +1,7 @@
 """Velocity networks, small, without dropout and with a zero-initialised output, and encoders of observations."""
 
 from genrl.networks.backbones import Backbone, DiTBackbone, MLPBackbone, UNetBackbone
+from genrl.networks.causal_video import CausalVideoDiT
 from genrl.networks.dit import VelocityDiT
 from genrl.networks.embeddings import TimeEmbedding, fourier_features, grid_positions
 from genrl.networks.encoders import EncoderSettings, ObservationEncoder, ObservationError, ObsSpec
@@ -11,6 +12,7 @@ from genrl.networks.unet1d import VelocityUNet1d
 
 __all__ = [
     "Backbone",
+    "CausalVideoDiT",
     "DiTBackbone",
     "EncoderSettings",
     "ImageEncoder",

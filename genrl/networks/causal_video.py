@@ -6,8 +6,9 @@ The causal form has two evaluations that agree: all chunks in one forward, in wh
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 
 from genrl.networks.dit import _modulate, _null_rows, _TokenCondition
 from genrl.networks.embeddings import TimeEmbedding, fourier_features, grid_positions
+
+Attention = Literal["auto", "dense", "flex"]
+_LONG = 1024  # tokens from which "auto" takes flex attention: below, the mask is small and nothing has to be compiled
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,12 @@ class CausalVideoDiT(nn.Module):
         dim, depth, heads: width (a multiple of `heads` and of 4), blocks, attention heads.
         vocabulary: number of token ids; 0 is padding. Tokens are summed into one vector that modulates every block.
         causal: see above.
+        attention: how the interleaved forward applies its mask: "dense" as a matrix of booleans; "flex" by
+            `torch.nn.attention.flex_attention`, which skips the blocks that nobody sees (compiled on a GPU; on a CPU
+            it is slow and has no gradient); "auto" is flex on a GPU from 1,024 tokens on.
 
     Raises:
-        ValueError: for sizes that do not divide.
+        ValueError: for sizes that do not divide, or an unknown attention.
 
     Example:
         >>> net = CausalVideoDiT(dim=16, depth=1, heads=2, vocabulary=9)
@@ -72,14 +79,17 @@ class CausalVideoDiT(nn.Module):
         heads: int = 4,
         vocabulary: int = 64,
         causal: bool = True,
+        attention: Attention = "auto",
     ):
         super().__init__()
+        if attention not in get_args(Attention):
+            raise ValueError(f"attention = {attention!r} is unknown; allowed are {', '.join(get_args(Attention))}")
         if size % patch:
             raise ValueError(f"size {size} is no multiple of patch={patch}; choose a patch that divides it")
         if dim % heads or dim % 4:
             raise ValueError(f"dim={dim} is not a multiple of heads={heads} and of 4")
         self.channels, self.size, self.patch, self.heads, self.depth = channels, size, patch, heads, depth
-        self.frames_per_chunk, self.chunks, self.causal = frames_per_chunk, chunks, causal
+        self.frames_per_chunk, self.chunks, self.causal, self.attention = frames_per_chunk, chunks, causal, attention
         self.grid = size // patch
         patch_dim = frames_per_chunk * channels * patch * patch
         self.time = TimeEmbedding(dim, max_frequency=100.0)
@@ -104,7 +114,9 @@ class CausalVideoDiT(nn.Module):
         history_t: Tensor | None = None,
         detach_history: bool = False,
         null: Tensor | bool | None = None,
-    ) -> Tensor:
+        one: Literal["chunk", "extend"] | None = None,
+        cache: ChunkCache | None = None,
+    ) -> Any:
         """Velocity of all chunks, [B, F, C, H, W].
 
         Args:
@@ -115,10 +127,14 @@ class CausalVideoDiT(nn.Module):
             history_t: [B, J] their times, for histories that are noised; 0 by default.
             detach_history: keys and values of the history carry no gradient (Self-Forcing).
             null: bool [B], rows with the learned null condition instead of theirs; True means all.
+            one: `chunk` or `extend` with this x and ``cache`` instead. Wrappers of a network act on calls of itself.
+            cache: see ``one``.
 
         Raises:
             ValueError: for another shape, a causal network without a history, or a history of one that is not causal.
         """
+        if one is not None:
+            return self.chunk(x, t, cond, cache, null) if one == "chunk" else self.extend(cache, x, cond, null)
         expected = (self.chunks * self.frames_per_chunk, self.channels, self.size, self.size)
         for name, video in (("x", x), ("history", history)):
             if video is not None and tuple(video.shape[1:]) != expected:
@@ -139,7 +155,7 @@ class CausalVideoDiT(nn.Module):
         # z_1, h_1, z_2, h_2, ..., z_J: the last finished chunk is nobody's history
         both = torch.stack([tokens, self._embed(history, 0)], 2).flatten(1, 2)[:, :-1]  # [B, 2 J - 1, N, dim]
         times = torch.stack([t, past_t.to(t)], 2).flatten(1, 2)[:, :-1]
-        mask = interleaved_mask(chunks, self.grid**2).to(x.device)
+        mask = self._mask(x.device)
         out, _ = self._run(both, self._modulation(times, vector), mask, None, detach_history)
         return self._pixels(out[:, ::2])
 
@@ -157,6 +173,13 @@ class CausalVideoDiT(nn.Module):
         return self._run(tokens, modulation, None, cache)[1]
 
     # ------------------------------------------------------------------------------------------------------ parts
+
+    def _mask(self, device: torch.device) -> Any:
+        """The mask of the interleaved forward, for `_attend`."""
+        flex = device.type == "cuda" and (2 * self.chunks - 1) * self.grid**2 >= _LONG
+        if self.attention == "flex" or (self.attention == "auto" and flex):
+            return _block_mask(self.chunks, self.grid**2, device)
+        return interleaved_mask(self.chunks, self.grid**2).to(device)
 
     def _vector(self, cond: Tensor, null: Any, rows: int) -> Tensor:
         return self.condition(cond, _null_rows(null, rows, cond.device))[0]  # [B, dim]
@@ -182,7 +205,7 @@ class CausalVideoDiT(nn.Module):
         self,
         h: Tensor,
         modulation: list[Tensor],
-        mask: Tensor | None,
+        mask: Any,
         cache: ChunkCache | None,
         detach_history: bool = False,
     ) -> tuple[Tensor, ChunkCache]:
@@ -201,9 +224,39 @@ class CausalVideoDiT(nn.Module):
 def interleaved_mask(chunks: int, tokens: int) -> Tensor:
     """bool [(2 J - 1) N, (2 J - 1) N]: which tokens (rows) see which (columns) in z_1, h_1, z_2, ..., h_{J-1}, z_J."""
     segment = torch.arange(2 * chunks - 1)
-    chunk, finished = segment // 2, segment % 2 == 1
-    sees = finished[None, :] & (chunk[None, :] < chunk[:, None]) | (segment[:, None] == segment[None, :])
-    return sees.repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
+    return _sees(segment[:, None], segment[None, :]).repeat_interleave(tokens, 0).repeat_interleave(tokens, 1)
+
+
+def _sees(query: Tensor, key: Tensor) -> Tensor:
+    """Whether a segment sees another, for their places in z_1, h_1, z_2, ...: itself, and what is finished before."""
+    return (query == key) | (key % 2 == 1) & (key // 2 < query // 2)
+
+
+@functools.lru_cache(maxsize=8)
+def _block_mask(chunks: int, tokens: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    length = (2 * chunks - 1) * tokens
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return _sees(query // tokens, key // tokens)
+
+    with torch.inference_mode(False):  # the mask is kept, and a later forward may need a gradient
+        return create_block_mask(sees, None, None, length, length, device=str(device))
+
+
+@functools.cache
+def _flex_attention(compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """Attention of [B, heads, n, d] with a mask of booleans, a `BlockMask` or none."""
+    if mask is None or isinstance(mask, Tensor):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return _flex_attention(q.is_cuda)(q, k, v, block_mask=mask)
 
 
 class _Block(nn.Module):
@@ -221,7 +274,7 @@ class _Block(nn.Module):
         self,
         h: Tensor,
         modulation: list[Tensor],
-        mask: Tensor | None,
+        mask: Any,
         past: tuple[Tensor, Tensor] | None,
         detach_history: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,7 +288,7 @@ class _Block(nn.Module):
             k, v = (torch.where(finished, part.detach(), part) for part in (k, v))
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = _attend(q, k, v, mask)
         out = self.proj(out.transpose(1, 2).reshape(rows, segments, tokens, dim))
         h = torch.addcmul(h, gate, out)
         hidden = F.gelu(self.fc1(_modulate(h, mlp_shift, mlp_scale)), approximate="tanh")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from genrl.networks.causal_video import CausalVideoDiT, interleaved_mask
+from genrl.networks.causal_video import CausalVideoDiT, ChunkCache, interleaved_mask
 
 SMALL = {"size": 8, "chunks": 3, "dim": 16, "depth": 2, "heads": 2, "vocabulary": 9}
 
@@ -114,3 +114,65 @@ def test_impossible_inputs_are_named(batch):
         network(patch=3)
     with pytest.raises(ValueError, match="heads=3"):
         network(heads=3)
+    with pytest.raises(ValueError, match=r"sparse.*flex"):
+        network(attention="sparse")
+
+
+def test_a_wrapper_of_the_network_can_call_it_chunk_by_chunk(batch):
+    x, t, cond, history = batch
+    net = network()
+    cache = net(history[:, :2], t[:, 0], cond, one="extend")
+    expected = net.extend(None, history[:, :2], cond)
+    assert all(map(torch.equal, cache.keys + cache.values, expected.keys + expected.values)) and cache.chunks == 1
+    args = (x[:, 2:4], t[:, 1], cond)
+    assert torch.equal(net(*args, one="chunk", cache=cache), net.chunk(*args, cache))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_computes_the_same(batch):
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    x, t, cond, history = batch
+    with torch.no_grad():  # flex attention has no gradient on a CPU
+        dense = network(attention="dense")(x, t, cond, history=history)
+        flex = network(attention="flex")(x, t, cond, history=history)
+        assert torch.equal(network()(x, t, cond, history=history), dense)
+    torch.testing.assert_close(flex, dense, atol=1e-5, rtol=1e-5)
+
+
+def test_a_chunk_and_its_finished_form_are_at_the_same_place(batch):
+    x, _, cond, _ = batch
+    net = network()
+    seen = []
+    net.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        net(x, torch.zeros(2), cond, history=x)
+    (tokens,) = seen  # before the first block, where a token is its pixels and its position
+    assert tokens.shape == (2, 2 * 3 - 1, 4, 16)
+    assert torch.equal(tokens[:, [0, 2]], tokens[:, [1, 3]])
+    assert len({row.numpy().tobytes() for row in net.positions.flatten(0, 1)}) == 3 * 4
+
+
+def test_gradient_through_the_history_is_that_of_a_cache_built_with_gradient(batch):
+    x, t, cond, history = batch
+    net = network()
+    names = [name for name, _ in net.named_parameters() if "qkv" in name]
+    weights = [net.get_parameter(name) for name in names]
+
+    def last_chunk(detach):
+        """The loss of the last chunk, by the sequential form."""
+        cache = None
+        for j in range(2):
+            cache = net.extend(cache, history[:, 2 * j : 2 * j + 2], cond)
+        if detach:
+            cache = ChunkCache(*(tuple(part.detach() for part in parts) for parts in (cache.keys, cache.values)), 2)
+        return net.chunk(x[:, 4:], t[:, 2], cond, cache).square().sum()
+
+    through = {}
+    for detach in (False, True):
+        loss = net(x, t, cond, history=history, detach_history=detach)[:, 4:].square().sum()
+        through[detach] = torch.autograd.grad(loss, weights)
+        for found, expected in zip(through[detach], torch.autograd.grad(last_chunk(detach), weights), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    for with_history, without in zip(through[False], through[True], strict=True):
+        part = (with_history - without)[16:]  # of keys and values: what comes through the history
+        assert part.norm() > 0.01 * with_history[16:].norm()
