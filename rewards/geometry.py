@@ -240,7 +240,7 @@ def surface_distances(
 ) -> list[tuple[Any, Any, Any, Any] | None]:
     """Of each shape: distances from its surface to the object's with the areas they stand for, and the other way.
 
-    None for an empty shape and NaN-less; distances beyond `within` are infinite. Both surfaces are those of the grids.
+    None for an empty shape; distances beyond `within` are infinite. Both surfaces are those of the grids.
     """
     from scipy.spatial import cKDTree
 
@@ -278,6 +278,7 @@ class FScore:
     """
 
     differentiable = False
+    log_only = True
     range = (0.0, 1.0)
 
     def __init__(self, threshold: float = 0.0625) -> None:
@@ -296,22 +297,22 @@ class FScore:
 
 
 class Chamfer:
-    """Mean distance of the surface to the whole object's, averaged over both directions, less is better; for the log.
+    """Minus the mean distance of the surface to the whole object's, averaged over both directions; for the log only.
 
     In half sides of the grid, by area. NaN for pictures without an object and for empty shapes.
     """
 
     differentiable = False
-    range = (0.0, 3.5)
+    log_only = True
+    range = (-3.5, 0.0)
 
     def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:
         values, rows, texts, entries = _with_objects(media, prompts, metadata)
         for row, found in zip(rows, surface_distances(media[rows], texts, entries), strict=True):
             if found is not None:
                 there, area, back, clean_area = found
-                values[row] = (
-                    float((there * area).sum() / area.sum() + (back * clean_area).sum() / clean_area.sum()) / 2
-                )
+                one, other = (there * area).sum() / area.sum(), (back * clean_area).sum() / clean_area.sum()
+                values[row] = -float(one + other) / 2
         return values
 
 
@@ -322,6 +323,7 @@ class VolumeIoU:
     """
 
     differentiable = False
+    log_only = True
     range = (0.0, 1.0)
 
     def __call__(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[dict]) -> Tensor:

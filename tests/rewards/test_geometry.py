@@ -15,6 +15,7 @@ from genrl.generators.shapes_view import to_media
 from genrl.rewards import (
     Chamfer,
     Components,
+    Compose,
     DepthAgreement,
     FScore,
     NormalSmoothness,
@@ -115,6 +116,14 @@ def test_whole_objects_have_the_best_scores_and_broken_ones_less(whole, dirty):
         torch.testing.assert_close(values, torch.full_like(values, best), atol=1e-5, rtol=0)
         broken = reward(dirty, PROMPTS, METADATA)
         assert (broken - best).abs().mean() > 0.01
+
+
+def test_what_knows_the_object_cannot_be_trained_on_by_accident():
+    for gold in (FScore(), Chamfer(), VolumeIoU()):
+        compose = Compose({"components": Components(), "gold": gold})
+        assert compose.weight("gold") == 0 and compose.weight("components") == 1
+        with pytest.raises(ValueError, match="gold"):
+            Compose({"components": Components(), "gold": gold}, weights={"gold": 1.0})
 
 
 # ------------------------------------------------------------------------------------------------ the shape by itself
@@ -231,7 +240,7 @@ def test_distances_of_concentric_balls_are_the_difference_of_their_radii(instead
         media = grid(sphere(p, (0, 0, 0), radius))
         assert alone_with_object(FScore(), media) == pytest.approx(f, abs=0.02)
         # Points are .03 apart, which adds to small distances.
-        assert alone_with_object(Chamfer(), media) == pytest.approx(abs(radius - 0.5), abs=0.012)
+        assert alone_with_object(Chamfer(), media) == pytest.approx(-abs(radius - 0.5), abs=0.012)
 
 
 def alone_with_object(reward, media):
@@ -244,7 +253,7 @@ def test_chamfer_of_shifted_plates_is_the_shift(instead):
     shifted = grid(box(p, (0, 0, -0.1), (0.8, 0.8, 0.2)))
     # All of top and bottom is .1 away from the nearest plane, the sides almost nothing.
     sides = 4 * 1.6 * 0.4 / (4 * 1.6 * 0.4 + 2 * 1.6**2)
-    assert alone_with_object(Chamfer(), shifted) == pytest.approx(0.1 * (1 - sides), abs=0.02)
+    assert alone_with_object(Chamfer(), shifted) == pytest.approx(-0.1 * (1 - sides), abs=0.02)
 
 
 def test_f_score_and_chamfer_agree_with_brute_force(dirty):
@@ -261,7 +270,7 @@ def test_f_score_and_chamfer_agree_with_brute_force(dirty):
         one = slice(row, row + 1)
         f = FScore()(dirty[one], PROMPTS[one], METADATA[one]).item()
         assert f == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-5)
-        chamfer = (np.average(there, weights=area) + np.average(back, weights=clean_area)) / 2
+        chamfer = -(np.average(there, weights=area) + np.average(back, weights=clean_area)) / 2
         assert Chamfer()(dirty[one], PROMPTS[one], METADATA[one]).item() == pytest.approx(chamfer, abs=1e-5)
 
 
