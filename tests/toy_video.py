@@ -89,7 +89,7 @@ class ChunkedSampler(Sampler):
         noise = (lambda k, shape: torch.zeros(shape)) if generator is None else generator
         states, x0 = self_rollout(self.network, x1, cond["tokens"], self.path, self.schedule, noise)
         kept = tuple(range(self.n_steps - 1))
-        return Trajectory(self.schedule.t, kept, states, dict(states), x0, len(x1) * self.n_steps)
+        return Trajectory(self.schedule.t, kept, states, dict(states), x0, len(x1) * (2 * self.n_steps + 1) // 2)
 
 
 class ToyVideos:

@@ -119,6 +119,11 @@ class Distillation:
                 f"{type(generator).__name__} does not make videos chunk by chunk; distillation needs a causal "
                 "generator, such as VideoGenerator with kind: causal"
             )
+        if getattr(generator, "guidance_scale", None) is not None:
+            raise ValueError(
+                f"the student has guidance_scale = {generator.guidance_scale}, but it learns its teacher's guidance; "  # type: ignore[attr-defined]
+                "set guidance_scale: null for the generator, and algorithm.guidance_scale"
+            )
         if tuple(self.teacher.latent_shape) != tuple(generator.latent_shape):
             raise ValueError(
                 f"the teacher's latents have shape {tuple(self.teacher.latent_shape)}, the student's "
@@ -211,7 +216,8 @@ class Distillation:
 
     def forwards_per_sample(self, group_size: int = 1) -> dict[str, float]:
         extra = self._extra_cost()
-        return {"sample": float(self.steps), "no_grad": sum(extra.values()), "train": 1.0}
+        finished = (self.chunks - 1) / self.chunks  # are read once each
+        return {"sample": self.steps + finished, "no_grad": sum(extra.values()), "train": 1.0}
 
     # ------------------------------------------------------------------------------------------------------- state
 

@@ -5,6 +5,7 @@ from genrl.generators.diffusers import DiffusersGenerator
 from genrl.generators.digits import DigitPrompts, DigitsGenerator, DigitsPart, DigitsSplit, load_digits_split
 from genrl.generators.lora import LoraSettings, LoraWeights
 from genrl.generators.moving_digits import MOTIONS, MovingDigitPrompts, moving_digits
+from genrl.generators.real_videos import RealMovingDigits
 from genrl.generators.shapes import ShapePrompts, ShapesGenerator
 from genrl.generators.text import RenderedTextGenerator, TextPrompts
 from genrl.generators.video import VideoGenerator
@@ -22,6 +23,7 @@ __all__ = [
     "LoraWeights",
     "MovingDigitPrompts",
     "Noise",
+    "RealMovingDigits",
     "RenderedTextGenerator",
     "ShapePrompts",
     "ShapesGenerator",

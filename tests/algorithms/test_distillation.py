@@ -94,9 +94,9 @@ def test_rewards_train_nothing(tmp_path):
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_costs_are_counted_as_promised(tmp_path, history):
-    """A sample: 2 steps, 2 x 3 of the critic, teacher and critic once, a forward and backward of 1 1/2 latents."""
+    """A sample: 2 steps and the past, 2 x 3 of the critic, teacher and critic once, forward and backward of 1 1/2."""
     loop = run(tmp_path, method(history), 1, evaluation={"every": 0})
-    expected = 2 + 6 + 2 + 4.5 + (0 if history not in ("teacher_forcing", "diffusion_forcing") else 1.5)
+    expected = 2.5 + 6 + 2 + 4.5 + (0 if history not in ("teacher_forcing", "diffusion_forcing") else 1.5)
     assert loop.last["cost/forward_equivalents"] == 16 * expected
     promised = loop.algorithm.forwards_per_sample()
     assert promised["sample"] + promised["no_grad"] + 3 * promised["train"] == expected
@@ -141,5 +141,49 @@ def test_what_cannot_be_distilled_is_refused_with_a_remedy():
     other.latent_shape = (3, 1, 1, 1)
     with pytest.raises(ValueError, match=r"teacher's latents have shape \(2, 1, 1, 1\)"):
         method().configure(other)
+    guided = ToyVideos()
+    guided.guidance_scale = 2.0
+    with pytest.raises(ValueError, match=r"guidance_scale = 2.0, but it learns its teacher's"):
+        method().configure(guided)
     with pytest.raises(RuntimeError, match="configure"):
         method().train_sampler()
+
+
+TINY = {"dim": 8, "depth": 1, "heads": 2, "base_steps": 2, "videos": 80}
+
+
+@pytest.mark.parametrize("config", HISTORIES)
+def test_recipes_train_and_export_a_student(tmp_path, monkeypatch, config):
+    """The recipes as they are, with tiny networks; the model of a run's end is a student's weights."""
+    from genrl.config import build, load_config
+    from genrl.generators import VideoGenerator
+    from genrl.training import Loop
+    from genrl.training.evaluation import deterministic_sampler, sample_set
+
+    monkeypatch.setenv("GENRL_CACHE", str(tmp_path / "cache"))
+    changes = {
+        **{f"generator.init_args.{k}": v for k, v in TINY.items()},
+        **{f"algorithm.init_args.teacher.init_args.{k}": v for k, v in TINY.items()},
+        "reward": "{class_path: genrl.rewards.MotionSmoothness}",
+        "evaluation": "{every: 0, samples_per_prompt: 1, steps: 4, train_sampler: never}",
+        "trainer.iterations": 2,
+        "trainer.prompts_per_iteration": 4,
+        "trainer.checkpoint_every": 1,
+        "run_dir": tmp_path / "run",
+    }
+    loaded = load_config(f"configs/moving_digits/{config}.yaml", [f"{k}={v}" for k, v in changes.items()])
+    loop = Loop(**build(loaded), config=loaded.raw)
+    loop.run()
+    assert loop.iteration == 2 and loop.last["distil/critic_loss"] > 0
+    folder = list_checkpoints(tmp_path / "run")[-1][1] / "model"
+    student = VideoGenerator("student", **TINY, weights=str(folder))
+    student.prepare("cpu", progress=False)
+    raw = dict(loop.generator.module.named_parameters())
+    with loop.updater.evaluated_weights():
+        average = {name: p.detach().clone() for name, p in raw.items()}
+    saved = dict(student.module.named_parameters())
+    assert any(all(torch.equal(saved[name], values[name]) for name in raw) for values in (raw, average))
+    drawn = sample_set(
+        student, deterministic_sampler(student, 4), loop.prompts.held_out[:2], 1, seed=0, batch=2, device="cpu"
+    )
+    assert drawn.media.shape == (2, 10, 1, 16, 16)

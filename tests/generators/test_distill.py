@@ -245,3 +245,47 @@ def test_students_of_real_videos_are_distilled_from_them():
     student = CausalVideo(TWO.t)
     losses = distil_student(student, teacher(), TOKENS.expand(30, 1), PATH, TWO, recipe, progress=False, real=real)
     assert len(losses) == 3 and student.scale.grad is not None
+
+
+def video_network(seed=0):
+    """A small causal transformer whose last layer does something."""
+    from genrl.generators.recipe import seeded
+    from genrl.networks.causal_video import CausalVideoDiT
+
+    with seeded(seed):
+        network = CausalVideoDiT(size=8, frames_per_chunk=2, chunks=3, dim=16, depth=2, heads=2, vocabulary=9)
+        for p in network.parameters():
+            torch.nn.init.normal_(p, std=0.15)
+    return network
+
+
+def test_the_roll_out_is_that_of_the_chunk_sampler_and_one_forward_repeats_its_steps():
+    from genrl.diffusion import Consistency
+    from genrl.diffusion.chunks import ChunkSampler
+
+    network, four = video_network(), Schedule.uniform(4, 2.0)
+    noise, tokens = noise_of(5), torch.arange(1, 6)[:, None]
+    x1 = noise.initial((5, 6, 1, 8, 8))
+    states, x0 = self_rollout(network, x1, tokens, PATH, four, noise)
+    trajectory = ChunkSampler(Consistency(), four, "all", PATH, lambda: network).rollout(None, x1, tokens, noise)
+    torch.testing.assert_close(x0, trajectory.x0, atol=1e-5, rtol=1e-4)
+    assert (x0 - x1).abs().max() > 0.1
+    for k in range(4):
+        torch.testing.assert_close(states[k], trajectory.states[k], atol=1e-5, rtol=1e-4)
+    u = four.t[3].expand(5)
+    v = network(states[3], u, tokens, history=x0)
+    torch.testing.assert_close(PATH.x0_eps(states[3], v, u)[0], x0, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("history", "learns"), [("raven", True), ("self_forcing", False)])
+def test_keys_and_values_of_the_past_learn_from_the_last_chunk_under_raven_only(history, learns):
+    """The past of the last chunk reaches it through keys and values alone, so that a gradient to it is theirs."""
+    network, distiller = video_network(), parts(history)[1]
+    noise = noise_of(4)
+    past = noise(1, (4, 6, 1, 8, 8)).requires_grad_()
+    z, u = noise(2, (4, 6, 1, 8, 8)), torch.full((4,), 0.5)
+    inputs = {"z": z, "u": u, "history": past, "history_t": None}
+    last = distiller.predict(network, inputs, torch.ones(4, 1, dtype=torch.long))[:, -2:]
+    (gradient,) = torch.autograd.grad(last.sum(), past, allow_unused=True)
+    found = 0.0 if gradient is None else gradient.flatten(3).abs().sum((0, 2, 3))
+    assert bool((torch.as_tensor(found)[:4] > 0).all()) if learns else not torch.as_tensor(found).any()
