@@ -86,7 +86,7 @@ class ShapesGenerator:
             raise ValueError(f"view {view!r} is unknown; allowed are {', '.join(RENDERERS)}")
         if resolution < 16 or resolution % 4:
             raise ValueError(f"resolution {resolution} must be a multiple of 4 from 16 on: thin parts need 16 cells")
-        self._config = {
+        self._config: dict[str, Any] = {
             "network": network, "latent_dim": latent_dim, "dim": dim, "hidden": hidden, "depth": depth,
             "resolution": resolution, "view": view, "base_shapes": base_shapes, "base_steps": base_steps,
             "base_seed": base_seed, "broken_share": broken_share,
