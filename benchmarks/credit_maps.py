@@ -98,7 +98,7 @@ def row(critic: str, region: str, inside: Tensor, credit: Tensor) -> None:
     print(f"| {critic} | {region} | {float(inside.mean()):.3f} | {share:.3f} |")
 
 
-def overhead(config: str, iterations: int) -> None:
+def overhead(config: str, iterations: int, settings: list[str]) -> None:
     """Print the ratio of times."""
     from genrl.config import build, load_config
     from genrl.training import Loop
@@ -108,7 +108,7 @@ def overhead(config: str, iterations: int) -> None:
         folder = tempfile.mkdtemp()
         changes = ["evaluation.every=0", "trainer.preview_every=0", "trainer.checkpoint_every=0"]
         changes += ["evaluation.train_sampler=never", "trainer.tensorboard=false", f"run_dir={folder}"]
-        changes += [] if with_credit else ["algorithm.init_args.token_weights=null"]
+        changes += [*settings, *([] if with_credit else ["algorithm.init_args.token_weights=null"])]
         loaded = load_config(config, changes)
         loop = Loop(**build(loaded), config=loaded.raw)
         loop.setup()
@@ -118,15 +118,16 @@ def overhead(config: str, iterations: int) -> None:
     for n in range(iterations + 1):
         times = []
         for loop in loops:
-            began = time.perf_counter()
+            began = time.process_time()  # of all threads: other programs on the machine do not count
             collected = loop.collector.sample(loop.worker, n)
             rollout, weights, _ = loop.collector.advantages(collected)
             loop.updater.run(rollout, collected.batch, weights)
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         if n:
             ratios.append(times[0] / times[1])
             observed.append(times)
-    print(f"with credit {median(t[0] for t in observed):.2f} s, without {median(t[1] for t in observed):.2f} s")
+    with_credit, without = (median(pair[i] for pair in observed) for i in (0, 1))
+    print(f"with credit {with_credit:.2f} s, without {without:.2f} s of CPU time")
     print(f"ratio {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) over {iterations} pairs of iterations")
     for loop in loops:
         loop.worker.close()
@@ -212,10 +213,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", default="runs/region")
     parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the configuration")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.overhead:
-        overhead(arguments.overhead, arguments.iterations)
+        overhead(arguments.overhead, arguments.iterations, arguments.set)
     elif arguments.train:
         region_runs(arguments.iterations, arguments.seeds, arguments.out)
     else:
