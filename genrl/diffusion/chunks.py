@@ -105,8 +105,10 @@ class ChunkSampler(Sampler):
                 cache = network.extend(cache, x, cond)
         chunks = total // frames
         spent = round(len(x1) * (self.n_steps + (chunks - 1) / chunks))  # the finished chunks are read once each
-        joined = ({k: torch.cat(parts, 1) for k, parts in found.items()} for found in (states, means))
-        return Trajectory(self.schedule.t, kept, *joined, torch.cat(done, 1), spent)
+        whole_states, whole_means = (
+            {k: torch.cat(parts, 1) for k, parts in found.items()} for found in (states, means)
+        )
+        return Trajectory(self.schedule.t, kept, whole_states, whole_means, torch.cat(done, 1), spent)
 
     def replay(
         self, velocity_fn: VelocityFn, trajectory: Trajectory, step: int | Sequence[int] | Tensor, cond: Any = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class TokenDiTGenerator(ABC):
     """
 
     latent_shape: tuple[int, ...]
-    base_name: ClassVar[str]
+    base_name: str
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ class VideoGenerator(TokenDiTGenerator):
         super().prepare(device, progress)
 
     def base_config(self) -> dict[str, Any]:
-        own = {"videos": self._videos, "video_version": 1}
+        own: dict[str, Any] = {"videos": self._videos, "video_version": 1}
         if self.kind == "student":
             own |= {"distil_steps": self._distil_steps, "grid": [STUDENT_STEPS, STUDENT_SHIFT]}
         return {**super().base_config(), **own}
