@@ -78,8 +78,8 @@ class Potential:
         mode: see the table of this module.
         strength: lam, 2.0 in iADD; 0 leaves the sampler as it is.
         legacy_reset: forget the running value before every weighting, as iADD's released code does; ``max`` (of
-            positive rewards), ``add`` and ``diff`` then act as ``rt``. The last potential stays as in the table, so that
-            (1) holds here too.
+            positive rewards), ``add`` and ``diff`` then act as ``rt``. The last potential stays as in the table, so
+            that (1) holds here too.
 
     Raises:
         ValueError: for an unknown mode or a strength that is not finite.
